@@ -1,0 +1,60 @@
+"""Slow gradients: the baseline, but PyTorch records every forward pass.
+
+Choosing an action and valuing the next states needs no gradients. Here both are computed
+without ``torch.no_grad()``: every operation is recorded, its inputs are kept for a backward
+pass that never comes, and only then the result is detached. A common slip, and it costs.
+
+The chapter measured 157 FPS against 159 of the baseline (-1.5 %), and 115 minutes against 105
+to solve Pong (+10 %).
+"""
+
+import copy
+
+import torch
+from ignite.engine import Engine, State
+
+from lib.arguments import Hyperparams
+from lib.atari_wrappers import make_atari, wrap_deepmind
+from lib.dqn_model import DQN, adam
+from lib.events import replay_batches
+from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearEpsilon
+from lib.handlers import attach_handlers
+from lib.loss import bellman_loss
+from lib.replay_buffer import Batch, ReplayBuffer
+from lib.run import Run, launch
+
+
+def train(hp: Hyperparams, run: Run) -> State:
+    env = wrap_deepmind(make_atari(hp.env))
+    observation_shape, n_actions = env.observation_space.shape, env.action_space.n
+
+    net = DQN(observation_shape, n_actions).to(run.device)
+    target_net = copy.deepcopy(net)
+    optimizer = adam(net, hp.learning_rate)
+
+    def q_function(states: torch.Tensor) -> torch.Tensor:
+        return net(states).detach()
+
+    epsilon = LinearEpsilon(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
+    experience = ExperienceSource([env], agent, hp.seed)
+    buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
+
+    def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
+        optimizer.zero_grad()
+        with run.autocast():
+            next_q = target_net(batch.next_states).detach()
+            loss = bellman_loss(net(batch.states), next_q, batch, hp.gamma)
+        loss.backward()
+        optimizer.step()
+        if engine.state.iteration % hp.target_sync == 0:
+            target_net.load_state_dict(net.state_dict())
+        return loss.detach()
+
+    engine = Engine(process_batch)
+    attach_handlers(engine, run, epsilon)
+    return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, hp.batch_size))
+
+
+if __name__ == "__main__":
+    launch(train, Hyperparams, __doc__)

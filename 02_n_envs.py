@@ -1,0 +1,73 @@
+"""N environments: play several games in turn, and update once for all of them.
+
+Each iteration plays ``--steps`` frames in each of ``--envs`` environments and makes one
+gradient step with a batch that grows alike. The samples per frame stay the same, but actions
+for all environments come from one forward pass, and a device that is not busy with 32
+samples takes about as long for 96. The games differ, so the samples are less alike, too.
+
+The chapter measured 228 FPS against 159 of the baseline (+43 %), and 44 minutes against 105 to
+solve Pong (-58 %). More than three environments gave more FPS, but took longer to solve.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from ignite.engine import Engine, State
+
+from lib.arguments import Hyperparams, option
+from lib.atari_wrappers import make_atari, wrap_deepmind
+from lib.dqn_model import DQN, adam
+from lib.events import replay_batches
+from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearEpsilon
+from lib.handlers import attach_handlers
+from lib.loss import bellman_loss
+from lib.replay_buffer import Batch, ReplayBuffer
+from lib.run import Run, launch
+
+
+@dataclass(frozen=True)
+class Options(Hyperparams):
+    """The settings of this rung."""
+
+    envs: int = option(3, "environments, stepped in turn", 1, 256)
+    steps: int = option(1, "frames of each environment per update", 1, 256)
+
+
+def train(hp: Options, run: Run) -> State:
+    envs = [wrap_deepmind(make_atari(hp.env)) for _ in range(hp.envs)]
+    observation_shape, n_actions = envs[0].observation_space.shape, envs[0].action_space.n
+
+    net = DQN(observation_shape, n_actions).to(run.device)
+    target_net = copy.deepcopy(net)
+    optimizer = adam(net, hp.learning_rate)
+
+    @torch.no_grad()
+    def q_function(states: torch.Tensor) -> torch.Tensor:
+        return net(states)
+
+    epsilon = LinearEpsilon(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
+    experience = ExperienceSource(envs, agent, hp.seed, hp.steps)
+    buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
+
+    def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
+        optimizer.zero_grad()
+        with run.autocast():
+            with torch.no_grad():
+                next_q = target_net(batch.next_states)
+            loss = bellman_loss(net(batch.states), next_q, batch, hp.gamma)
+        loss.backward()
+        optimizer.step()
+        if engine.state.iteration % hp.target_sync == 0:
+            target_net.load_state_dict(net.state_dict())
+        return loss.detach()
+
+    engine = Engine(process_batch)
+    attach_handlers(engine, run, epsilon)
+    batch_size = hp.batch_size * hp.envs * hp.steps
+    return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
+
+
+if __name__ == "__main__":
+    launch(train, Options, __doc__)

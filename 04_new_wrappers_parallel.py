@@ -1,0 +1,84 @@
+"""Cheaper wrappers, parallel: preprocess less, in a process of its own.
+
+The player of 03_parallel.py with the wrappers of 04_new_wrappers_n_env.py: no no-ops, no
+maximum over skipped frames, two stacked frames and a quicker resize. The player gets through
+more frames, and half as many pixels cross to the trainer and its device. Every choice is a
+flag and can be switched back.
+
+The chapter measured 409 FPS against 159 of the baseline (+157 %), and 31 minutes against 105 to
+solve Pong (-70 %).
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from ignite.engine import Engine, State
+
+from lib.arguments import PlayerOptions, WrapperOptions, option
+from lib.dqn_model import DQN, adam
+from lib.events import replay_batches
+from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearEpsilon
+from lib.handlers import attach_handlers
+from lib.loss import bellman_loss
+from lib.player import ExperienceQueue, Player
+from lib.replay_buffer import Batch, ReplayBuffer
+from lib.run import Run, launch
+
+
+@dataclass(frozen=True)
+class Options(PlayerOptions, WrapperOptions):
+    """The settings of this rung."""
+
+    steps: int = option(4, "frames an update is worth: scales batch and queue", 1, 256)
+
+
+def play(queue: ExperienceQueue, hp: Options, shared_net: DQN, epsilon: LinearEpsilon) -> None:
+    """What the player process does."""
+    env = hp.make_env()
+    net = copy.deepcopy(shared_net).to(hp.player_device) if hp.own_copy else shared_net
+
+    @torch.no_grad()
+    def q_function(states: torch.Tensor) -> torch.Tensor:
+        return net(states)
+
+    agent = EpsilonGreedyAgent(q_function, env.action_space.n, epsilon, hp.player_device, hp.seed)
+    for frame, transitions in enumerate(ExperienceSource([env], agent, hp.seed), start=1):
+        queue.put(*transitions)
+        if hp.own_copy and frame % hp.sync_frames == 0:
+            net.load_state_dict(shared_net.state_dict())
+
+
+def train(hp: Options, run: Run) -> State:
+    env = hp.make_env()
+    observation_shape, n_actions = env.observation_space.shape, env.action_space.n
+
+    net = DQN(observation_shape, n_actions).to(run.device).share_memory()
+    target_net = copy.deepcopy(net)
+    optimizer = adam(net, hp.learning_rate)
+
+    epsilon = LinearEpsilon(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames * hp.steps)
+    player = Player(play, (hp, net, epsilon), bound=2 * hp.steps)
+    buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
+
+    def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
+        optimizer.zero_grad()
+        with run.autocast():
+            with torch.no_grad():
+                next_q = target_net(batch.next_states)
+            loss = bellman_loss(net(batch.states), next_q, batch, hp.gamma)
+        loss.backward()
+        optimizer.step()
+        if engine.state.iteration % hp.target_sync == 0:
+            target_net.load_state_dict(net.state_dict())
+        return loss.detach()
+
+    engine = Engine(process_batch)
+    attach_handlers(engine, run, epsilon)
+    batch_size = hp.batch_size * hp.steps
+    with player as experience:
+        return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
+
+
+if __name__ == "__main__":
+    launch(train, Options, __doc__)

@@ -1,0 +1,225 @@
+"""The command line: hyperparameters that document, parse and check themselves.
+
+A rung's settings are a frozen dataclass. Every field is made by ``option`` and becomes a
+flag of the same name; rungs with settings of their own inherit from ``Hyperparams``.
+"""
+
+import argparse
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import gymnasium as gym
+import torch
+
+from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
+
+
+def option(
+    default: Any,
+    help: str,
+    low: float = -math.inf,
+    high: float = math.inf,
+    choices: Sequence[str] | None = None,
+    type: type | None = None,
+) -> Any:
+    """A dataclass field that is also a command-line flag.
+
+    Args:
+        default: the value; its type is the flag's type unless ``type`` is given.
+        help: one plain sentence for ``--help``.
+        low: the smallest number accepted.
+        high: the largest number accepted.
+        choices: the strings accepted.
+        type: for a default of None.
+    """
+    kind = type or default.__class__
+    return field(
+        default=default,
+        metadata={"help": help, "low": low, "high": high, "choices": choices, "type": kind},
+    )
+
+
+@dataclass(frozen=True)
+class Hyperparams:
+    """The settings that every rung has; the defaults are the book's DQN for Pong."""
+
+    cuda: bool = option(False, "train on the GPU")
+    seed: int = option(0, "seed of everything random", 0, 2_000_000_000)
+    env: str = option("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
+    stop_reward: float = option(17.0, "solved when avg_reward reaches this", -1e9, 1e9)
+    max_frames: int = option(0, "stop after this many frames; 0 for no limit", 0, 10**12)
+    run_dir: str = option("runs", "where the folder of this run is made")
+    amp: bool = option(False, "update in bfloat16 where autocast thinks it safe")
+    learning_rate: float = option(1e-4, "of Adam", 1e-12, 1)
+    gamma: float = option(0.99, "discount per agent step", 0, 1)
+    batch_size: int = option(32, "transitions sampled per new transition", 1, 65_536)
+    replay_size: int = option(100_000, "transitions that the replay buffer holds", 1, 10**8)
+    replay_initial: int = option(10_000, "transitions to play before training begins", 1, 10**8)
+    target_sync: int = option(1_000, "updates between copies to the target network", 1, 10**9)
+    epsilon_start: float = option(1.0, "share of random actions in the first frame", 0, 1)
+    epsilon_final: float = option(0.02, "share of random actions in the end", 0, 1)
+    epsilon_frames: int = option(100_000, "frames in which epsilon falls", 1, 10**12)
+
+    def problem(self) -> str | None:
+        """What is wrong with the settings as a whole, in one line; None if nothing is."""
+        try:
+            check_env_id(self.env)
+        except ValueError as error:
+            return f"--env: {error}"
+        if self.cuda and not torch.cuda.is_available():
+            return f"--cuda: torch {torch.__version__} finds no usable GPU on this machine"
+        if self.replay_initial > self.replay_size:
+            return "--replay-initial is more than --replay-size: training would never begin"
+        if self.epsilon_final > self.epsilon_start:
+            return "--epsilon-final is more than --epsilon-start"
+        needed, present = self.replay_size * 7_600, _memory_bytes()
+        if needed > present:
+            return (
+                f"--replay-size: {self.replay_size:,} transitions take "
+                f"{needed / 2**30:.0f} GiB, this machine has {present / 2**30:.0f} GiB"
+            )
+        return _unwritable(Path(self.run_dir))
+
+
+@dataclass(frozen=True)
+class PlayerOptions(Hyperparams):
+    """What rungs add whose player is a process of its own."""
+
+    play_device: str = option("", "the player acts with its own copy there, as cpu or cuda:1")
+    sync_frames: int = option(
+        0,
+        "the player's own copy is refreshed every so many frames; 0: none, it acts with "
+        "the live weights (with --play-device: every 4)",
+        0,
+        10**6,
+    )
+
+    def __post_init__(self) -> None:
+        if self.play_device and not self.sync_frames:
+            object.__setattr__(self, "sync_frames", 4)
+
+    @property
+    def own_copy(self) -> bool:
+        """Whether the player acts with a copy of the network."""
+        return self.sync_frames > 0
+
+    @property
+    def player_device(self) -> str:
+        """Where the player acts."""
+        return self.play_device or ("cuda" if self.cuda else "cpu")
+
+    def problem(self) -> str | None:
+        """As ``Hyperparams.problem``."""
+        return super().problem() or _missing_device(self.player_device)
+
+
+@dataclass(frozen=True)
+class WrapperOptions(Hyperparams):
+    """What rungs add that choose cheaper wrappers; each choice can be switched back."""
+
+    noop_max: int = option(0, "begin games with up to so many no-ops (DeepMind: 30)", 0, 1_000)
+    max_pool: bool = option(False, "frame skip with the maximum of the last two frames")
+    episodic_life: bool = option(True, "a lost life ends the episode")
+    fire_reset: bool = option(True, "press FIRE after a reset")
+    clip_reward: bool = option(True, "clip rewards to their sign")
+    stack: int = option(2, "frames stacked (DeepMind: 4)", 1, 16)
+    resize: str = option("opencv-linear", "how frames shrink", choices=list(RESIZERS))
+
+    def make_env(self) -> gym.Env:
+        """The game with these wrappers."""
+        return wrap_deepmind(
+            make_atari(self.env, noop_max=self.noop_max, max_pool=self.max_pool),
+            episodic_life=self.episodic_life,
+            fire_reset=self.fire_reset,
+            clip_reward=self.clip_reward,
+            stack=self.stack,
+            resize=self.resize,
+        )
+
+
+Options = TypeVar("Options", bound=Hyperparams)
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
+
+
+def parse(options: type[Options], description: str, argv: Sequence[str] | None = None) -> Options:
+    """Read the command line; a bad value ends the program with one line and exit code 2."""
+    parser = _OneLineParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for entry in fields(options):
+        _add_flag(parser, entry)
+    values = options(**vars(parser.parse_args(argv)))
+    if message := values.problem():
+        parser.error(message)
+    return values
+
+
+def _add_flag(parser: argparse.ArgumentParser, entry: Field) -> None:
+    meta, flag = entry.metadata, "--" + entry.name.replace("_", "-")
+    default = "" if entry.default is None else f" (default: {entry.default})"
+    if meta["type"] is bool:
+        # Plain flags stay plain; what is on by default can be switched off with --no-...
+        action = argparse.BooleanOptionalAction if entry.default else "store_true"
+        parser.add_argument(flag, action=action, default=entry.default, help=meta["help"])
+        return
+    parser.add_argument(
+        flag,
+        default=entry.default,
+        type=lambda text: _checked(text, meta),
+        metavar=None if meta["choices"] else meta["type"].__name__.upper(),
+        choices=meta["choices"],
+        help=meta["help"] + default.replace("%", "%%"),
+    )
+
+
+def _checked(text: str, meta: Any) -> Any:
+    """Convert the text of a flag and hold it against its limits."""
+    if meta["type"] is str:
+        return text
+    try:
+        number = meta["type"](text)
+    except ValueError:
+        kind = "a whole number" if meta["type"] is int else "a number"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {kind}") from None
+    if not meta["low"] <= number <= meta["high"]:  # not-a-number fails here, too
+        raise argparse.ArgumentTypeError(f"{text} is outside {meta['low']:,g} to {meta['high']:,g}")
+    return number
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _missing_device(name: str) -> str | None:
+    """Why there is no such device for a player; None if there is."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type == "cpu" or (
+        device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
+    ):
+        return None
+    return f"--play-device: {name!r} is not cpu and no GPU of this machine"
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why no run folder can be made in there; None if it can."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return f"--run-dir: {existing} is not a folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"--run-dir: {existing} is not writable"
+    return None

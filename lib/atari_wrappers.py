@@ -1,0 +1,399 @@
+"""The DeepMind preprocessing of Atari games, in PyTorch's layout (channels first).
+
+Source: Mnih et al., Nature 518 (2015), methods; Machado et al., arXiv:1709.06009, for what
+each choice does to the game. Every wrapper has one job, and ``make_atari`` and
+``wrap_deepmind`` put them together.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ale_py
+import cv2
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import RecordEpisodeStatistics
+from PIL import Image
+
+gym.register_envs(ale_py)
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner per environment
+cv2.setNumThreads(1)  # a frame is too small to share out
+
+StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
+ResetResult = tuple[Any, dict[str, Any]]
+ResetOptions = dict[str, Any] | None
+
+
+class NoopReset(gym.Wrapper):
+    """Begin every episode with 1 to ``noop_max`` no-ops, so that games differ.
+
+    >>> env = NoopReset(gym.make("PongNoFrameskip-v4"), noop_max=30)
+    """
+
+    def __init__(self, env: gym.Env, noop_max: int = 30) -> None:
+        super().__init__(env)
+        if noop_max < 1:
+            raise ValueError(f"noop_max must be at least 1, got {noop_max}")
+        if _action_meanings(env)[0] != "NOOP":
+            raise ValueError("action 0 of the environment is not NOOP")
+        self.noop_max = noop_max
+
+    def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
+        observation, info = self.env.reset(seed=seed, options=options)
+        for _ in range(self.unwrapped.np_random.integers(1, self.noop_max + 1)):
+            observation, _, terminated, truncated, info = self.env.step(0)
+            if terminated or truncated:
+                observation, info = self.env.reset(options=options)
+        return observation, info
+
+
+class Skip(gym.Wrapper):
+    """Repeat every action ``skip`` times, sum the rewards and return the last frame.
+
+    >>> env = Skip(gym.make("PongNoFrameskip-v4"), skip=4)
+    """
+
+    def __init__(self, env: gym.Env, skip: int = 4) -> None:
+        super().__init__(env)
+        if skip < 1:
+            raise ValueError(f"skip must be at least 1, got {skip}")
+        self.skip = skip
+
+    def step(self, action: Any) -> StepResult:
+        total = 0.0
+        for _ in range(self.skip):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+class MaxAndSkip(gym.Wrapper):
+    """Repeat every action, sum the rewards and return the pixelwise maximum of the last two.
+
+    The Atari 2600 draws some objects in every other frame only; the maximum shows them all.
+
+    >>> env = MaxAndSkip(gym.make("PongNoFrameskip-v4"), skip=4)
+    """
+
+    def __init__(self, env: gym.Env, skip: int = 4) -> None:
+        super().__init__(env)
+        if skip < 2:
+            raise ValueError(f"skip must be at least 2 to have two frames, got {skip}")
+        self.skip = skip
+
+    def step(self, action: Any) -> StepResult:
+        total = 0.0
+        last_two: deque[np.ndarray] = deque(maxlen=2)
+        for _ in range(self.skip):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            last_two.append(observation)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return np.maximum(last_two[0], last_two[-1]), total, terminated, truncated, info
+
+
+class EpisodicLife(gym.Wrapper):
+    """End the episode with every lost life, but reset the game only when it is over.
+
+    The learner sees that a lost life costs all that would have followed; the agent still
+    gets to see the later parts of a game. A game without lives (Pong) is left as it is.
+
+    >>> env = EpisodicLife(gym.make("BreakoutNoFrameskip-v4"))
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self._lives = 0
+        self._game_over = True
+
+    def step(self, action: Any) -> StepResult:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._game_over = terminated or truncated
+        lives = self.unwrapped.ale.lives()  # type: ignore[attr-defined]
+        life_lost = 0 < lives < self._lives  # at 0 the game itself decides when it ends
+        self._lives = lives
+        return observation, float(reward), terminated or life_lost, truncated, info
+
+    def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
+        if self._game_over or seed is not None:
+            observation, info = self.env.reset(seed=seed, options=options)
+        else:  # go on with the next life
+            observation, _, terminated, truncated, info = self.env.step(0)
+            if terminated or truncated:
+                ended = info  # keep the statistics of the game that ended here
+                observation, info = self.env.reset(options=options)
+                info = ended | info
+        self._game_over = False
+        self._lives = self.unwrapped.ale.lives()  # type: ignore[attr-defined]
+        return observation, info
+
+
+class FireReset(gym.Wrapper):
+    """Press FIRE after every reset, for the games that wait for it.
+
+    >>> env = FireReset(gym.make("PongNoFrameskip-v4"))
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        meanings = _action_meanings(env)
+        if "FIRE" not in meanings:
+            raise ValueError("the environment has no FIRE action")
+        self._fire = meanings.index("FIRE")
+
+    def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
+        _, reset_info = self.env.reset(seed=seed, options=options)
+        observation, _, terminated, truncated, info = self.env.step(self._fire)
+        info = reset_info | info
+        if terminated or truncated:
+            observation, info_again = self.env.reset(options=options)
+            info = info | info_again
+        return observation, info
+
+
+Resizer = Callable[[np.ndarray, int, int], np.ndarray]
+
+
+def _opencv(interpolation: int) -> Resizer:
+    def resize(frame: np.ndarray, width: int, height: int) -> np.ndarray:
+        return cv2.resize(frame, (width, height), interpolation=interpolation)
+
+    return resize
+
+
+def _pillow(resampling: Image.Resampling) -> Resizer:
+    def resize(frame: np.ndarray, width: int, height: int) -> np.ndarray:
+        return np.array(Image.fromarray(frame).resize((width, height), resampling))
+
+    return resize
+
+
+# Grey frame of (height, width) in, width and height wanted, grey frame out. Pillow-SIMD
+# replaces Pillow under its name and is then what the "pillow" ones use.
+RESIZERS: dict[str, Resizer] = {
+    "opencv-area": _opencv(cv2.INTER_AREA),
+    "opencv-linear": _opencv(cv2.INTER_LINEAR),
+    "opencv-nearest": _opencv(cv2.INTER_NEAREST),
+    "pillow-box": _pillow(Image.Resampling.BOX),
+    "pillow-bilinear": _pillow(Image.Resampling.BILINEAR),
+}
+
+
+class WarpFrame(gym.ObservationWrapper):
+    """Turn the screen into a grey picture of ``size`` x ``size`` pixels.
+
+    Takes colour screens (height, width, 3) and grey ones (height, width); returns uint8
+    (size, size, 1).
+
+    >>> env = WarpFrame(gym.make("PongNoFrameskip-v4"), size=84, resize="opencv-area")
+    """
+
+    def __init__(self, env: gym.Env, size: int = 84, resize: str = "opencv-area") -> None:
+        super().__init__(env)
+        if resize not in RESIZERS:
+            raise ValueError(f"unknown resizer {resize!r}, choose from {', '.join(RESIZERS)}")
+        self.size = size
+        self._resize = RESIZERS[resize]
+        self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        # Grey first: one channel is resized instead of three, and OpenCV converts quickly.
+        if observation.ndim == 3:
+            observation = cv2.cvtColor(observation, cv2.COLOR_RGB2GRAY)
+        return self._resize(observation, self.size, self.size)[:, :, np.newaxis]
+
+
+class ImageToPyTorch(gym.ObservationWrapper):
+    """Move the channels of a picture to the front: (height, width, c) to (c, height, width).
+
+    >>> env = ImageToPyTorch(gym.make("PongNoFrameskip-v4"))
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        height, width, channels = _box(env).shape
+        self.observation_space = spaces.Box(0, 255, (channels, height, width), np.uint8)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return np.moveaxis(observation, 2, 0)
+
+
+class ScaledFloat(gym.ObservationWrapper):
+    """Scale uint8 frames to float32 between 0 and 1.
+
+    Four times the memory and the copying: the network of this project scales inside instead.
+
+    >>> env = ScaledFloat(gym.make("PongNoFrameskip-v4"))
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.observation_space = spaces.Box(0.0, 1.0, _box(env).shape, np.float32)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return np.asarray(observation, dtype=np.float32) / np.float32(255)
+
+
+class ClipReward(gym.RewardWrapper):
+    """Clip every reward to its sign, so that one learning rate suits all games.
+
+    >>> env = ClipReward(gym.make("PongNoFrameskip-v4"))
+    """
+
+    def reward(self, reward: Any) -> float:
+        return float(np.sign(reward))
+
+
+class LazyFrames:
+    """Stacked frames that are concatenated only when an array is asked for.
+
+    Consecutive stacks hold the same frame objects, so a frame is in memory once; ``frames``
+    gives them without a copy.
+
+    Args:
+        frames: arrays of shape (c, height, width), oldest first.
+    """
+
+    def __init__(self, frames: Sequence[np.ndarray]) -> None:
+        self.frames = tuple(frames)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("stacked frames cannot be had as an array without a copy")
+        stacked = np.concatenate(self.frames)
+        return stacked if dtype is None else stacked.astype(dtype, copy=False)
+
+    def __len__(self) -> int:
+        return sum(len(frame) for frame in self.frames)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.asarray(self)[index]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the concatenated array."""
+        return (len(self), *self.frames[0].shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the concatenated array."""
+        return self.frames[0].dtype
+
+
+class FrameStack(gym.Wrapper):
+    """Return the last ``stack`` frames as ``LazyFrames``; the first is repeated at a reset.
+
+    >>> env = FrameStack(ImageToPyTorch(gym.make("PongNoFrameskip-v4")), stack=4)
+    """
+
+    def __init__(self, env: gym.Env, stack: int = 4) -> None:
+        super().__init__(env)
+        if stack < 1:
+            raise ValueError(f"stack must be at least 1, got {stack}")
+        box = _box(env)
+        self.stack = stack
+        self._frames: deque[np.ndarray] = deque(maxlen=stack)
+        self.observation_space = spaces.Box(
+            np.repeat(box.low, stack, axis=0),
+            np.repeat(box.high, stack, axis=0),
+            dtype=box.dtype.type,
+        )
+
+    def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
+        frame, info = self.env.reset(seed=seed, options=options)
+        self._frames.extend([frame] * self.stack)
+        return LazyFrames(self._frames), info
+
+    def step(self, action: Any) -> StepResult:
+        frame, reward, terminated, truncated, info = self.env.step(action)
+        self._frames.append(frame)
+        return LazyFrames(self._frames), float(reward), terminated, truncated, info
+
+
+def make_atari(
+    env_id: str, *, noop_max: int = 30, skip: int = 4, max_pool: bool = True, **kwargs: Any
+) -> gym.Env:
+    """Make an Atari game that counts in agent steps and reports whole games.
+
+    ``info["episode"]`` of the step that ends a game holds its true reward ``r`` and its
+    length ``l`` in agent steps, whatever wrappers follow.
+
+    Args:
+        env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
+        noop_max: begin with 1 to this many no-ops; 0 for none.
+        skip: emulated frames per agent step.
+        max_pool: the maximum of the last two skipped frames, not the last one alone.
+        kwargs: passed to ``gymnasium.make``.
+
+    Raises:
+        ValueError: if there is no such game.
+    """
+    check_env_id(env_id)
+    env = gym.make(env_id, **kwargs)
+    if noop_max:
+        env = NoopReset(env, noop_max)
+    env = MaxAndSkip(env, skip) if max_pool else Skip(env, skip)
+    return RecordEpisodeStatistics(env)
+
+
+def wrap_deepmind(
+    env: gym.Env,
+    *,
+    episodic_life: bool = True,
+    fire_reset: bool = True,
+    size: int = 84,
+    resize: str = "opencv-area",
+    clip_reward: bool = True,
+    scale: bool = False,
+    stack: int = 4,
+) -> gym.Env:
+    """Wrap a game of ``make_atari`` for a DQN: observations of shape (stack, size, size).
+
+    Args:
+        env: what ``make_atari`` returned.
+        episodic_life: a lost life ends the episode.
+        fire_reset: press FIRE after a reset, where the game has it.
+        size: width and height in pixels.
+        resize: a key of ``RESIZERS``.
+        clip_reward: clip rewards to their sign.
+        scale: float32 frames between 0 and 1 instead of uint8.
+        stack: frames per observation.
+    """
+    if episodic_life:
+        env = EpisodicLife(env)
+    if fire_reset and "FIRE" in _action_meanings(env):
+        env = FireReset(env)
+    env = ImageToPyTorch(WarpFrame(env, size, resize))
+    if scale:
+        env = ScaledFloat(env)
+    if clip_reward:
+        env = ClipReward(env)
+    return FrameStack(env, stack)
+
+
+def check_env_id(env_id: str) -> str:
+    """Return the name of an accepted game.
+
+    Raises:
+        ValueError: if it is not a registered Atari game without frame skip of its own.
+    """
+    if "NoFrameskip-v" not in env_id or env_id not in gym.registry:
+        raise ValueError(
+            f"unknown environment {env_id!r}: name an Atari game as <Game>NoFrameskip-v4, "
+            "for example PongNoFrameskip-v4"
+        )
+    return env_id
+
+
+def _action_meanings(env: gym.Env) -> list[str]:
+    return env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+
+
+def _box(env: gym.Env) -> spaces.Box:
+    assert isinstance(env.observation_space, spaces.Box)
+    return env.observation_space

@@ -1,0 +1,100 @@
+"""What a run shows on the screen: its phase, a line per episode, and a live bar."""
+
+import sys
+import time
+
+from ignite.engine import Engine, Events
+from tqdm import tqdm
+
+from lib.events import PlayEvents
+from lib.run import Run
+
+REFRESH_SECONDS = 0.25
+
+
+class Console:
+    """A line for whatever happens, and below it a bar on its way to the end of the phase.
+
+    The bar is left out where standard error is no terminal.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.hyperparams = run.hyperparams
+        # On its way from 0 to 1; tqdm's own rate would mix up the phases, so it is not shown.
+        self.bar = tqdm(
+            total=1.0, bar_format="{desc} {percentage:3.0f}%|{bar}|{postfix}", disable=None
+        )
+        self.first_reward: float | None = None
+        self.refreshed = 0.0
+
+    def attach(self, engine: Engine) -> None:
+        """Listen to the engine."""
+        engine.add_event_handler(Events.STARTED, self.filling_begins)
+        engine.add_event_handler(Events.ITERATION_STARTED(once=1), self.training_begins)
+        engine.add_event_handler(PlayEvents.EPISODE_COMPLETED, self.episode_completed)
+        engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
+        for event in (Events.COMPLETED, Events.EXCEPTION_RAISED):
+            engine.add_event_handler(event, self.close)
+
+    def filling_begins(self, engine: Engine) -> None:
+        """Say why it is fast now."""
+        self.say(
+            f"filling the replay buffer with {self.hyperparams.replay_initial:,} frames, "
+            "no updates yet: this is fast"
+        )
+
+    def training_begins(self, engine: Engine) -> None:
+        """Say why it is slower from now on."""
+        state = engine.state
+        self.say(
+            f"training begins at frame {state.frames:,}: FPS drops from the {state.avg_fps:,.0f} "
+            "of filling, because from here on an update comes with the frames"
+        )
+
+    def episode_completed(self, engine: Engine) -> None:
+        """A line per game."""
+        state = engine.state
+        if self.first_reward is None:
+            self.first_reward = state.episode.reward
+        speed = f"{state.fps:5,.0f} FPS" if state.fps else "        -"
+        self.say(
+            f"episode {state.episodes:4,}  reward {state.episode.reward:5.0f}  "
+            f"avg_reward {state.avg_reward:6.2f}  steps {state.episode.steps:5,}  "
+            f"frames {state.frames:9,}  {state.phase} {speed}  {_clock(state.time_passed)}"
+        )
+
+    def frames_played(self, engine: Engine) -> None:
+        """Redraw the bar, but not for every frame."""
+        now = time.monotonic()
+        if self.bar.disable or now - self.refreshed < REFRESH_SECONDS:
+            return
+        self.refreshed = now
+        state, goal = engine.state, self.hyperparams.stop_reward
+        if state.phase == "filling":
+            done = state.frames / self.hyperparams.replay_initial
+            status = f"{state.frames:,} frames, {state.fps:,.0f} FPS"
+        else:
+            first = goal if self.first_reward is None else self.first_reward
+            done = (state.avg_reward - first) / (goal - first) if first < goal else 0.0
+            status = (
+                f"{state.frames:,} frames, {state.fps:,.0f} FPS, "
+                f"avg_reward {state.avg_reward:.2f} -> {goal:g}"
+            )
+        self.bar.n = min(max(done, 0.0), 1.0)
+        self.bar.set_description_str(state.phase, refresh=False)
+        self.bar.set_postfix_str(status, refresh=True)
+
+    def close(self, *_: object) -> None:
+        """Remove the bar."""
+        self.bar.close()
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        tqdm.write(line)
+        sys.stdout.flush()  # a log file or a pipe shows it at once, too
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

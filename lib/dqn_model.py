@@ -1,0 +1,60 @@
+"""The Nature DQN network."""
+
+import torch
+from torch import nn
+
+
+class DQN(nn.Module):
+    """The convolutional Q-network of "Human-level control through deep reinforcement learning".
+
+    Source: Mnih et al., Nature 518 (2015), extended data table 1 and methods.
+
+    Args:
+        input_shape: shape of one observation, (stack, height, width).
+        n_actions: number of discrete actions.
+    """
+
+    def __init__(self, input_shape: tuple[int, int, int], n_actions: int) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(
+            nn.Conv2d(input_shape[0], 32, kernel_size=8, stride=4),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(32, 64, kernel_size=4, stride=2),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(64, 64, kernel_size=3, stride=1),
+            nn.ReLU(inplace=True),
+            nn.Flatten(),
+        )
+        with torch.no_grad():
+            n_features = self.conv(torch.zeros(1, *input_shape)).shape[1]
+        self.fc = nn.Sequential(
+            nn.Linear(n_features, 512),
+            nn.ReLU(inplace=True),
+            nn.Linear(512, n_actions),
+        )
+        # The numbers stay the same, their order in memory does not: with the channels
+        # innermost the convolutions of cuDNN and oneDNN read whole vectors.
+        self.conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, frames: torch.Tensor) -> torch.Tensor:
+        """Estimate the action values.
+
+        Args:
+            frames: uint8, (batch, stack, height, width), 0 to 255.
+
+        Returns:
+            float32 (bfloat16 under autocast), (batch, actions).
+        """
+        # One pass converts and reorders; the frames are scaled to 0..1 in place.
+        pixels = frames.to(torch.float32, memory_format=torch.channels_last).mul_(1 / 255)
+        return self.fc(self.conv(pixels))
+
+
+def adam(network: nn.Module, learning_rate: float) -> torch.optim.Adam:
+    """Adam over all parameters in one fused pass.
+
+    The arithmetic is Adam's (Kingma and Ba, arXiv:1412.6980); unfused it walks over the 1.7
+    million parameters a dozen times, which costs more than a convolution on a CPU and a
+    dozen kernel launches per tensor on a GPU.
+    """
+    return torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True)

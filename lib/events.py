@@ -1,0 +1,69 @@
+"""How playing reaches the ignite engine: its events, its counters, and the batches it feeds.
+
+Experience arrives between the engine's iterations (one iteration is one update), and it also
+arrives while the replay buffer is filled and there are no iterations yet. So playing has
+events of its own, fired by ``replay_batches``, with counters in the engine's state:
+``frames`` and ``episodes`` so far, and ``episode``, the last whole game.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from ignite.engine import Engine, EventEnum
+
+from lib.experience import Transition
+from lib.replay_buffer import Batch, ReplayBuffer
+
+
+class PlayEvents(EventEnum):
+    """What playing adds to ignite's events."""
+
+    FRAMES_PLAYED = "frames_played"  # new transitions are in the replay buffer
+    FILLING = "filling"  # once every 1,000 frames until training begins
+    EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
+    BEST_REWARD = "best_reward"  # avg_reward was never higher
+    SOLVED = "solved"  # avg_reward reached the bound
+
+
+# ignite counts an event in an attribute of the engine's state; curves are drawn over it.
+COUNTERS = {
+    PlayEvents.FRAMES_PLAYED: "frames",
+    PlayEvents.FILLING: "frames",
+    PlayEvents.EPISODE_COMPLETED: "episodes",
+}
+
+
+def replay_batches(
+    engine: Engine,
+    experience: Iterable[list[Transition]],
+    buffer: ReplayBuffer,
+    initial: int,
+    batch_size: int,
+) -> Iterator[Batch]:
+    """The data of the engine: play, remember, and sample once there is enough.
+
+    Args:
+        engine: hears of the frames and episodes as they arrive.
+        experience: yields lists of new transitions, an update's worth each.
+        buffer: remembers them.
+        initial: transitions to play before the first batch.
+        batch_size: transitions per batch.
+    """
+    for transitions in experience:
+        buffer.extend(transitions)
+        announce(engine, transitions)
+        if engine.should_terminate:
+            return
+        if transitions and len(buffer) >= initial:
+            yield buffer.sample(batch_size)
+
+
+def announce(engine: Engine, transitions: list[Transition]) -> None:
+    """Count new transitions and fire the events they bring."""
+    state = engine.state
+    state.frames += len(transitions)
+    engine.fire_event(PlayEvents.FRAMES_PLAYED)
+    for transition in transitions:
+        if transition.episode:
+            state.episode = transition.episode
+            state.episodes += 1
+            engine.fire_event(PlayEvents.EPISODE_COMPLETED)

@@ -1,0 +1,152 @@
+"""Playing: who chooses the actions, and what comes out of stepping the environments."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+QFunction = Callable[[torch.Tensor], torch.Tensor]  # states -> values of the actions
+
+
+class Episode(NamedTuple):
+    """A whole game as the player of the game would count it."""
+
+    reward: float  # unclipped, lives included
+    steps: int  # frames, i.e. agent steps
+
+
+class Transition(NamedTuple):
+    """One agent step, in as few bytes as possible: the one frame it added.
+
+    The stacked states follow from the frames; see ``lib.replay_buffer``.
+    """
+
+    env: int  # which environment
+    action: int
+    reward: float  # as the wrappers pass it on
+    terminated: bool  # no value follows; an episode that was cut short is not terminated
+    frame: np.ndarray  # uint8, (1, height, width): the newest frame of the next state
+    first_frame: np.ndarray | None  # likewise, of the state, if an episode begins with it
+    episode: Episode | None  # set if a whole game ended with this step
+
+
+class LinearEpsilon:
+    """Epsilon falls linearly over the first frames and then stays.
+
+    Source: Mnih et al., Nature 518 (2015), methods.
+    """
+
+    def __init__(self, start: float, final: float, frames: int) -> None:
+        self.start = start
+        self.final = final
+        self.frames = frames
+
+    def __call__(self, frame: int) -> float:
+        """Epsilon at this frame."""
+        progress = min(frame / self.frames, 1.0)
+        return self.start + progress * (self.final - self.start)
+
+
+class EpsilonGreedyAgent:
+    """Acts at random with probability epsilon and greedily otherwise.
+
+    Args:
+        q_function: maps uint8 states (n, stack, height, width) to values (n, actions).
+        n_actions: number of discrete actions.
+        epsilon: the schedule, by frame.
+        device: where ``q_function`` wants its states.
+        seed: of the random actions.
+    """
+
+    def __init__(
+        self,
+        q_function: QFunction,
+        n_actions: int,
+        epsilon: LinearEpsilon,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        self.q_function = q_function
+        self.n_actions = n_actions
+        self.epsilon = epsilon
+        self.device = device
+        self.frames = 0  # for how many an action was chosen
+        self._rng = np.random.default_rng((seed, 1))  # a stream of its own
+
+    def __call__(self, states: Sequence[Any]) -> np.ndarray:
+        """Choose an action for every state, in one forward pass of those that need one.
+
+        Args:
+            states: array-likes of uint8, (stack, height, width), one per environment.
+
+        Returns:
+            int64, (n,).
+        """
+        greedy = self._rng.random(len(states)) >= self.epsilon(self.frames)
+        actions = self._rng.integers(self.n_actions, size=len(states))
+        if greedy.any():
+            chosen = np.stack(
+                [np.asarray(state) for state, g in zip(states, greedy, strict=True) if g]
+            )
+            values = self.q_function(torch.from_numpy(chosen).to(self.device))
+            actions[greedy] = values.argmax(1).cpu().numpy()
+        self.frames += len(states)
+        return actions
+
+
+class ExperienceSource:
+    """Steps environments in turn, forever; an episode that ends is followed by the next.
+
+    Iterating yields lists of ``steps * len(envs)`` transitions: the actions of all
+    environments are chosen together, then each environment is stepped.
+
+    Args:
+        envs: environments whose observations are ``LazyFrames``, as ``FrameStack`` returns them.
+        agent: maps the list of current states to their actions.
+        seed: environment ``i`` is seeded with ``seed + i``, so games differ and repeat.
+        steps: agent steps of every environment per list.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[gym.Env],
+        agent: Callable[[Sequence[Any]], np.ndarray],
+        seed: int = 0,
+        steps: int = 1,
+    ) -> None:
+        self.envs = envs
+        self.agent = agent
+        self.seed = seed
+        self.steps = steps
+
+    def __iter__(self) -> Iterator[list[Transition]]:
+        states: list[Any] = [env.reset(seed=self.seed + i)[0] for i, env in enumerate(self.envs)]
+        begins = [True] * len(self.envs)
+        while True:
+            transitions = []
+            for _ in range(self.steps):
+                actions = self.agent(states)
+                for i, env in enumerate(self.envs):
+                    action = int(actions[i])
+                    next_state, reward, terminated, truncated, info = env.step(action)
+                    first_frame = states[i].frames[-1] if begins[i] else None
+                    begins[i] = terminated or truncated
+                    states[i] = next_state
+                    if begins[i]:
+                        states[i], reset_info = env.reset()
+                        info = reset_info | info
+                    episode = info.get("episode")  # from RecordEpisodeStatistics
+                    transitions.append(
+                        Transition(
+                            env=i,
+                            action=action,
+                            reward=float(reward),
+                            terminated=terminated,
+                            frame=next_state.frames[-1],
+                            first_frame=first_frame,
+                            episode=episode and Episode(float(episode["r"]), int(episode["l"])),
+                        )
+                    )
+            yield transitions

@@ -1,0 +1,147 @@
+"""A replay buffer that stores every frame once.
+
+Neighbouring stacked states share all frames but one, and the next state of one transition is
+the state of the following one. Kept as pairs of stacks, a transition of 84x84 pixels and four
+stacked frames would take 2 * 4 * 84 * 84 = 56 KB; kept as its one new frame it takes 7 KB.
+
+The trick that makes sampling simple: whatever happens in an episode, state and next state
+together are a *window* of stack + 1 frames, the state being its first and the next state its
+last ``stack`` frames. A new episode starts with its first frame repeated, just as FrameStack
+repeats it. So a transition is stored as the numbers of its window's frames, and sampling is
+one look-up of windows and one gathering of frames.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from lib.experience import Transition
+
+
+class Batch(NamedTuple):
+    """A minibatch on the training device; every tensor is contiguous."""
+
+    states: torch.Tensor  # uint8, (batch, stack, height, width)
+    actions: torch.Tensor  # int64, (batch,)
+    rewards: torch.Tensor  # float32, (batch,)
+    terminated: torch.Tensor  # bool, (batch,): no value follows
+    next_states: torch.Tensor  # uint8, (batch, stack, height, width)
+
+
+class ReplayBuffer:
+    """The newest transitions of any number of environments, sampled uniformly.
+
+    Source: Lin, Machine Learning 8 (1992); Mnih et al., Nature 518 (2015).
+
+    Args:
+        capacity: transitions to hold. Besides them there is room for ``capacity // 16``
+            frames that begin an episode; should episodes be so short that this is not
+            enough, the oldest transitions are dropped earlier.
+        observation_shape: (stack, height, width) of the stacked observation.
+        device: where sampled batches go.
+        seed: of the sampling.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_shape: tuple[int, int, int],
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        self.capacity = capacity
+        self.device = torch.device(device)
+        self._stack, *frame_shape = observation_shape
+        # Unwritten memory costs nothing until the ring reaches it.
+        n_frames = capacity + capacity // 16 + self._stack + 1
+        self._frames = np.empty((n_frames, *frame_shape), dtype=np.uint8)
+        self._frames_written = 0
+        # Transition i lives at i % capacity; its window holds frame numbers that never wrap
+        # (frame n lives at n % n_frames), so a frame that was overwritten is recognised.
+        self._windows = np.empty((capacity, self._stack + 1), dtype=np.int64)
+        self._actions = np.empty(capacity, dtype=np.int64)
+        self._rewards = np.empty(capacity, dtype=np.float32)
+        self._terminated = np.empty(capacity, dtype=np.bool_)
+        self._transitions_written = 0
+        self._state_windows: dict[int, list[int]] = {}  # the current state of each environment
+        self._rng = np.random.default_rng((seed, 2))  # a stream of its own
+
+    def __len__(self) -> int:
+        """Transitions written so far, at most ``capacity``."""
+        return min(self._transitions_written, self.capacity)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the buffer takes when it is full."""
+        arrays = (self._windows, self._actions, self._rewards, self._terminated)
+        return self._frames.nbytes + sum(array.nbytes for array in arrays)
+
+    def append(self, transition: Transition) -> None:
+        """Store a transition; those of one environment must come in their order."""
+        if transition.first_frame is not None:
+            first = self._store(transition.first_frame)
+            self._state_windows[transition.env] = [first] * self._stack
+        elif transition.env not in self._state_windows:
+            raise ValueError(f"environment {transition.env} starts without a first frame")
+        window = [*self._state_windows[transition.env], self._store(transition.frame)]
+        self._state_windows[transition.env] = window[1:]
+
+        index = self._transitions_written % self.capacity
+        self._windows[index] = window
+        self._actions[index] = transition.action
+        self._rewards[index] = transition.reward
+        self._terminated[index] = transition.terminated
+        self._transitions_written += 1
+
+    def extend(self, transitions: Sequence[Transition]) -> None:
+        """Store several transitions."""
+        for transition in transitions:
+            self.append(transition)
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw transitions uniformly and with replacement.
+
+        Raises:
+            ValueError: if there is nothing to sample.
+        """
+        if not len(self):
+            raise ValueError("cannot sample from an empty replay buffer")
+        indices = self._rng.integers(len(self), size=batch_size)
+        windows = self._windows[indices]
+        oldest_frame = self._frames_written - len(self._frames)
+        lost = windows[:, 0] < oldest_frame
+        if lost.any():  # many short episodes: newer frames have taken the place of theirs
+            whole = np.flatnonzero(self._windows[: len(self), 0] >= oldest_frame)
+            if not len(whole):
+                raise ValueError("every transition has lost frames: the capacity is too small")
+            indices[lost] = self._rng.choice(whole, size=np.count_nonzero(lost))
+            windows = self._windows[indices]
+        slots = torch.from_numpy(windows.ravel() % len(self._frames))
+        # A GPU takes the frames from pinned memory while the CPU goes on; the copy is ordered
+        # before all that uses it, and the block is not handed out again until it is done.
+        pinned = self.device.type == "cuda"
+        shape = (len(slots), *self._frames.shape[1:])
+        frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
+        torch.index_select(torch.from_numpy(self._frames), 0, slots, out=frames)
+        frames = self._to_device(frames).unflatten(0, windows.shape)
+        return Batch(
+            states=frames[:, :-1].contiguous(),
+            actions=self._to_device(torch.from_numpy(self._actions[indices])),
+            rewards=self._to_device(torch.from_numpy(self._rewards[indices])),
+            terminated=self._to_device(torch.from_numpy(self._terminated[indices])),
+            next_states=frames[:, 1:].contiguous(),
+        )
+
+    def _store(self, frame: np.ndarray) -> int:
+        """Write a frame of shape (1, height, width) into the ring and return its number."""
+        number = self._frames_written
+        self._frames[number % len(self._frames)] = frame[0]
+        self._frames_written += 1
+        return number
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device, non_blocking=True)

@@ -1,0 +1,200 @@
+"""A run from the command line to its exit code: seeds, threads, folder, records, failures."""
+
+import ctypes
+import math
+import os
+import platform
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Generic, NoReturn
+
+import ale_py
+import cv2
+import gymnasium
+import ignite
+import numpy as np
+import torch
+from ignite.engine import State
+from ignite.handlers import TensorboardLogger
+from torch.utils.tensorboard.summary import hparams
+
+from lib.arguments import Options, parse
+
+LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+OUTCOME = ("frames", "updates", "episodes", "seconds", "fps", "avg_reward", "solved")
+
+
+class Failure(Exception):  # noqa: N818, it is how a run ends
+    """Training cannot go on; the message says why in one line."""
+
+
+@dataclass
+class Run(Generic[Options]):
+    """What a rung is given besides its settings."""
+
+    hyperparams: Options
+    device: torch.device
+    folder: Path
+    tensorboard: TensorboardLogger
+    signal: int | None = field(default=None)  # the one that ended the run
+
+    def autocast(self) -> torch.autocast:
+        """bfloat16 where it is safe, if ``--amp`` was given."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.hyperparams.amp)
+
+
+def launch(
+    train: Callable[[Options, Run[Options]], State], options: type[Options], description: str
+) -> NoReturn:
+    """Run a rung as a program.
+
+    Exit codes: 0 solved or frame limit reached, 1 failure, 2 bad arguments, 130 Ctrl-C,
+    143 SIGTERM. Every failure that can be foreseen is one line on standard error.
+
+    Args:
+        train: trains until it is done and returns the engine's state.
+        options: the rung's settings.
+        description: for ``--help``.
+    """
+    script = Path(sys.argv[0]).stem
+    try:
+        hyperparams = parse(options, description)
+        signal.signal(signal.SIGTERM, _exit_on_signal)
+        device = torch.device("cuda" if hyperparams.cuda else "cpu")
+        prepare_torch(hyperparams.seed)
+        try:
+            folder = make_folder(hyperparams, script)
+        except OSError as error:
+            print(f"{script}: error: --run-dir: {error}", file=sys.stderr)
+            sys.exit(2)
+        machine = describe_machine(device)
+        print(f"{script} on " + ", ".join(f"{name} {value}" for name, value in machine.items()))
+        print(f"run folder {folder}", flush=True)
+        # Curves should be on the screen of whoever watches within seconds.
+        with TensorboardLogger(folder, flush_secs=5) as tensorboard:
+            run = Run(hyperparams, device, folder, tensorboard)
+            metrics = {f"outcome/{name}": 0 for name in OUTCOME}
+            settings = asdict(hyperparams) | {"script": script} | machine
+            experiment, begin, end = hparams(settings, metrics)
+            for summary in (experiment, begin):  # an unfinished run is listed, too
+                tensorboard.writer.file_writer.add_summary(summary)
+            state = train(hyperparams, run)
+            outcome = describe_outcome(state, solved=state.avg_reward >= hyperparams.stop_reward)
+            for name, value in outcome.items():
+                if math.isfinite(value):  # avg_reward without any episode is not
+                    tensorboard.writer.add_scalar(f"outcome/{name}", value)
+            tensorboard.writer.file_writer.add_summary(end)
+        print(_last_line(outcome, run))
+        sys.exit(0 if run.signal is None else 128 + run.signal)
+    except Failure as failure:
+        print(f"{script}: failed: {failure}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print(f"{script}: interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
+def prepare_torch(seed: int) -> None:
+    """Seed torch and set what every process of a run sets before it computes anything."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    # A unit that is never active has moments in Adam that decay to denormal numbers, on which
+    # a CPU is a hundred times slower. Threads inherit this, so it comes before the first one.
+    torch.set_flush_denormal(True)
+    _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library reuse freed blocks instead of giving them back to the kernel.
+
+    An update on the CPU frees and takes again some blocks of 1 to 15 MB. By default glibc
+    returns them, and the kernel clears thousands of pages anew for each update: measured at
+    96 samples, 8 of 36 ms.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc alone has it
+    if mallopt:
+        mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc accepts
+        mallopt(M_TRIM_THRESHOLD, 512 * 2**20)
+
+
+def make_folder(hyperparams: Options, script: str) -> Path:
+    """Make the folder of this run; no other run has it, even one of the same second."""
+    game = hyperparams.env.split("NoFrameskip")[0].lower()
+    started = time.strftime("%Y-%m-%dT%H-%M-%S")
+    name = f"{started}-{game}-{script}-seed{hyperparams.seed}"
+    for attempt in range(1, 1000):
+        folder = Path(hyperparams.run_dir) / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+    raise FileExistsError(f"{name} and 999 folders after it exist already")
+
+
+def describe_machine(device: torch.device) -> dict[str, str | int]:
+    """Say what the run runs on, in the order of interest."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
+    machine: dict[str, str | int] = {
+        "device": device.type,
+        "gpu": gpu,
+        "cpu": _cpu_name(),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+    }
+    return machine | {library.__name__: str(library.__version__) for library in LIBRARIES}
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def describe_outcome(state: State, solved: bool) -> dict[str, float]:
+    """The figures by which runs are compared; FPS are those of training where it began."""
+    return {
+        "frames": state.frames,
+        "updates": state.iteration,
+        "episodes": state.episodes,
+        "seconds": state.time_passed,
+        "fps": state.avg_fps,
+        "avg_reward": state.avg_reward,
+        "solved": float(solved),
+    }
+
+
+def _last_line(outcome: dict[str, float], run: Run) -> str:
+    if outcome["solved"]:
+        end = "solved"
+    elif run.signal is not None:
+        end = "interrupted"
+    else:
+        end = "frame limit reached"
+    return (
+        f"{end} after {outcome['frames']:,} frames, {outcome['episodes']:,} episodes and "
+        f"{outcome['seconds']:,.0f} seconds; avg_reward {outcome['avg_reward']:.2f}, "
+        f"{outcome['fps']:,.1f} FPS"
+    )
+
+
+def _cpu_name() -> str:
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _exit_on_signal(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
