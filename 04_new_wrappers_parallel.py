@@ -2,8 +2,8 @@
 
 The player of 03_parallel.py with the wrappers of 04_new_wrappers_n_env.py: no no-ops, no
 maximum over skipped frames, two stacked frames and a quicker resize. The player gets through
-more frames, and half as many pixels cross to the trainer and its device. Every choice is a
-flag and can be switched back.
+more frames, and the trainer has half as many pixels to gather, copy and convolve. Every choice
+is a flag and can be switched back.
 
 The chapter measured 409 FPS against 159 of the baseline (+157 %), and 31 minutes against 105 to
 solve Pong (-70 %).

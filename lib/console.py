@@ -33,8 +33,8 @@ class Console:
         engine.add_event_handler(Events.ITERATION_STARTED(once=1), self.training_begins)
         engine.add_event_handler(PlayEvents.EPISODE_COMPLETED, self.episode_completed)
         engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
-        for event in (Events.COMPLETED, Events.EXCEPTION_RAISED):
-            engine.add_event_handler(event, self.close)
+        engine.add_event_handler(Events.COMPLETED, self.close)
+        engine.add_event_handler(Events.EXCEPTION_RAISED, self.fail)
 
     def filling_begins(self, engine: Engine) -> None:
         """Say why it is fast now."""
@@ -84,9 +84,14 @@ class Console:
         self.bar.set_description_str(state.phase, refresh=False)
         self.bar.set_postfix_str(status, refresh=True)
 
-    def close(self, *_: object) -> None:
+    def close(self) -> None:
         """Remove the bar."""
         self.bar.close()
+
+    def fail(self, error: Exception) -> None:
+        """Remove the bar; ignite leaves it to its handlers to raise the error again."""
+        self.close()
+        raise error
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""

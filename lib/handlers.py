@@ -82,7 +82,7 @@ def track_speed(engine: Engine) -> None:
     @engine.on(Events.ITERATION_STARTED(once=1))
     def training_begins() -> None:
         measure()
-        state.phase = "training"
+        state.phase, state.fps = "training", 0.0
         since.update(phase=state.frames, lap=state.frames)
         phase.reset()
         lap.reset()

@@ -1,0 +1,72 @@
+"""Shared by the tests: small environments with pictures, and rungs run as programs."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROOT = Path(__file__).parent.parent
+SERIAL = ["00_slow_grads", "01_baseline", "02_n_envs", "04_new_wrappers_n_env"]
+# One thread per process: batches are tiny here, and the tests should not mind company.
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+PARALLEL = ["03_parallel", "04_new_wrappers_parallel"]
+
+
+class Scripted(gym.Env):
+    """Plays back a script of (picture, reward, terminated, lives); remembers the actions."""
+
+    def __init__(
+        self,
+        script: Sequence[tuple[int, float, bool, int]],
+        shape: tuple[int, ...] = (210, 160, 3),
+        meanings: Sequence[str] = ("NOOP", "FIRE", "UP"),
+    ) -> None:
+        self.script, self.shape, self.meanings = script, shape, list(meanings)
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self.action_space = spaces.Discrete(len(meanings))
+        self.ale = self
+        self.position = 0
+        self.resets = 0
+        self.actions: list[int] = []
+
+    def get_action_meanings(self) -> list[str]:
+        return self.meanings
+
+    def lives(self) -> int:
+        return self.script[self.position][3]
+
+    def _picture(self) -> np.ndarray:
+        return np.full(self.shape, self.script[self.position][0], np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.position = 0
+        self.resets += 1
+        return self._picture(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
+        self.position += 1
+        self.actions.append(action)
+        _, reward, terminated, _ = self.script[self.position]
+        return self._picture(), reward, terminated, False, {}
+
+
+def run_rung(script: str, folder: Path, *flags: str, timeout: float = 120) -> Any:
+    """Run a rung to its end."""
+    command = [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder)]
+    return subprocess.run(
+        [*command, *flags], capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT
+    )
+
+
+def read_events(folder: Path) -> EventAccumulator:
+    """The events of the only run in the folder."""
+    (run,) = folder.iterdir()
+    return EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()

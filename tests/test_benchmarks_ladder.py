@@ -1,0 +1,275 @@
+"""The ladder and a sweep end to end on real Pong, and what TensorBoard shows of the runs."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from benchmarks import UserError
+from benchmarks.__main__ import main
+from benchmarks.ladder import choose
+from benchmarks.records import read_records
+from benchmarks.runner import Job, _progress, run_suite
+from benchmarks.sweep import SWEEPS
+
+ROOT = Path(__file__).parent.parent
+# Small batches: these tests are about what is run and recorded, not about speed.
+TINY = ["--seeds", "1", "--frames", "320", "--replay-initial", "200"]
+CHEAP = ["--", "--batch-size", "2"]
+DEADLINE_SECONDS = 120
+
+
+def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a reader would; one thread, as two rungs may run at a time."""
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+    )
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two fresh runs."""
+    folder = tmp_path_factory.mktemp("ladder")
+    done = benchmarks("ladder", "--rungs", "01", "02", *TINY, "--run-dir", str(folder), *CHEAP)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tensorboard(ladder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a TensorBoard that shows the ladder's runs."""
+    log = tmp_path_factory.mktemp("tensorboard") / "log"
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(ladder)]
+    command += ["--host", "127.0.0.1", "--port", "0", "--load_fast", "false"]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while "http://127.0.0.1:" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        port = log.read_text().split("http://127.0.0.1:")[1].split("/")[0]
+        yield f"http://127.0.0.1:{port}/data/plugin/scalars"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def get(address: str, **query: str) -> Any:
+    with urllib.request.urlopen(f"{address}?{urlencode(query)}", timeout=30) as answer:
+        return json.load(answer)
+
+
+def test_runs_are_recorded_with_their_settings(ladder: Path) -> None:
+    records = read_records(ladder)
+    assert [record.script for record in records] == ["01_baseline", "02_n_envs"]
+    for record in records:
+        assert record.finished
+        assert not record.solved
+        assert 320 <= record.frames < 325
+        assert record.fps is not None
+        assert record.fps > 0
+        assert record.settings["batch_size"] == 2  # what follows -- comes through
+        assert record.settings["replay_initial"] == 200
+        assert record.settings["epsilon_frames"] == 1  # else actions would be random, and free
+        assert record.machine["cpu"]
+        assert "run_dir" not in record.settings
+
+
+def test_what_is_complete_is_not_run_again(ladder: Path) -> None:
+    before = sorted(ladder.iterdir())
+    done = benchmarks("ladder", "--rungs", "01", "02", *TINY, "--run-dir", str(ladder), *CHEAP)
+    assert done.returncode == 0
+    assert "2 of 2 runs are complete" in done.stdout
+    assert sorted(ladder.iterdir()) == before
+
+
+def test_table_of_fresh_runs(ladder: Path, tmp_path: Path) -> None:
+    assert main(["table", str(ladder), "--out", str(tmp_path)]) == 0
+    with open(tmp_path / "table.csv", newline="") as file:
+        baseline, n_envs = csv.DictReader(file)
+    assert baseline["minutes to solve"].startswith("not solved, ")
+    assert n_envs["change in FPS"].endswith(" %")
+
+
+def test_tensorboard_shows_tags_and_values(ladder: Path, tensorboard: str) -> None:
+    records = {record.folder.name: record for record in read_records(ladder)}
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while set(tags := get(f"{tensorboard}/tags")) != set(records):  # it reads them by and by
+        assert time.monotonic() < deadline, tags
+        time.sleep(0.05)
+    for name, record in records.items():
+        assert {"outcome/frames", "outcome/fps", "outcome/solved"} <= set(tags[name])
+        (point,) = get(f"{tensorboard}/scalars", run=name, tag="outcome/frames")
+        _, _, frames = point
+        assert frames == record.frames
+        (point,) = get(f"{tensorboard}/scalars", run=name, tag="outcome/fps")
+        assert point[2] == pytest.approx(record.fps)
+    (baseline,) = (name for name in records if "01_baseline" in name)
+    assert {"train/loss", "train/fps", "train/epsilon"} <= set(tags[baseline])
+    points = get(f"{tensorboard}/scalars", run=baseline, tag="train/frames")
+    assert [(step, frames) for _, step, frames in points] == [(100, 299)]
+
+
+def test_sweep_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    whole = SWEEPS["wrappers"](False)
+    chosen = [case for case in whole if case.label in ("4 stacked frames", "resize: Pillow-SIMD")]
+    monkeypatch.setitem(SWEEPS, "wrappers", lambda cuda: [whole[0], *chosen])
+    command = ["sweep", "wrappers", *TINY, "--run-dir", str(tmp_path / "runs")]
+    command += ["--out", str(tmp_path / "out"), *CHEAP]
+    assert main(command) == 0
+    with open(tmp_path / "out" / "sweep-wrappers.csv", newline="") as file:
+        as_they_are, stacked, simd = csv.DictReader(file)
+    assert as_they_are["FPS"]
+    assert as_they_are["change in FPS"] == ""
+    assert as_they_are["published FPS"] == "445"
+    assert stacked["flags"] == "04_new_wrappers_n_env --stack 4"
+    assert stacked["change in FPS"].endswith(" %")
+    assert simd["FPS"].startswith("not run: ")
+    assert (tmp_path / "out" / "sweep-wrappers.png").stat().st_size > 0
+    assert "Machine: " in (tmp_path / "out" / "sweep-wrappers.md").read_text()
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "2 of 2 runs are complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_sweeps_give_flags_that_the_rungs_accept(name: str, tmp_path: Path) -> None:
+    cases = SWEEPS[name](False)
+    assert len({case.label for case in cases}) == len(cases)
+    jobs = [
+        Job(ROOT / f"{case.script}.py", 0, ["--run-dir", str(tmp_path), *case.flags])
+        for case in cases
+        if not case.not_run
+    ]
+    assert all(job.settings for job in jobs)
+    distinct = {(job.script.stem, *sorted((job.settings or {}).items())) for job in jobs}
+    assert len(distinct) == len(jobs)  # no two cases are the same run
+
+
+def test_a_failed_rung_is_told_and_the_others_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken, fine = tmp_path / "07_broken.py", tmp_path / "08_fine.py"
+    broken.write_text("import sys\nsys.exit('one\\nthe reason')\n")
+    fine.write_text("if __name__ == '__main__':\n    print('it ran')\n")
+    jobs = [Job(broken, 0, []), Job(fine, 0, [])]
+    assert run_suite(jobs, tmp_path / "runs") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "[1/2] 07_broken seed 0: failed (exit code 1): the reason",
+        "[2/2] 08_fine seed 0: it ran",
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_passed_on(number: signal.Signals, tmp_path: Path) -> None:
+    rung = tmp_path / "09_long.py"
+    rung.write_text(
+        "import os, pathlib, time\n"
+        "if __name__ == '__main__':\n"
+        f"    folder = pathlib.Path({str(tmp_path)!r})\n"
+        "    (folder / 'pid.part').write_text(str(os.getpid()))\n"
+        "    (folder / 'pid.part').rename(folder / 'pid')\n"
+        "    time.sleep(600)\n"
+    )
+    suite = (
+        "import sys; from pathlib import Path; import benchmarks.ladder as ladder\n"
+        "from benchmarks.__main__ import main\n"
+        f"ladder.choose = lambda _: [Path({str(rung)!r})]\n"
+        f"sys.exit(main(['ladder', '--run-dir', {str(tmp_path / 'runs')!r}]))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", suite], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not (tmp_path / "pid").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(number)
+        process.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + number
+    with pytest.raises(ProcessLookupError):  # the rung ended before its suite
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_runs_interleave_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def note(jobs: list[Job], run_dir: Path) -> int:
+        order.extend(str(job) for job in jobs)
+        return 0
+
+    monkeypatch.setattr("benchmarks.ladder.run_suite", note)
+    command = ["ladder", "--rungs", "01", "03", "--seeds", "2", "--run-dir", str(tmp_path)]
+    assert main(command) == 0
+    assert order == [
+        "01_baseline seed 0",
+        "03_parallel seed 0",
+        "01_baseline seed 1",
+        "03_parallel seed 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rungs", "99"], "--rungs 99"),
+        (["--frames", "100"], "nothing to train"),
+        (["--frames", "0"], "not a whole number"),
+        (["--seeds", "x"], "not a whole number"),
+        (["--rungs", "01", "--", "--steps", "2"], "01_baseline.py: unrecognized arguments"),
+        (["--rungs", "01", "--", "--gamma", "7"], "01_baseline.py: argument --gamma: 7"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_exit_code_2(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: Any = main(["ladder", "--run-dir", str(tmp_path), *arguments])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rungs_are_chosen_by_the_beginning_of_their_names() -> None:
+    assert [path.stem for path in choose(["03", "01"])] == ["01_baseline", "03_parallel"]
+    assert [path.stem for path in choose(["04_new_wrappers_p"])] == ["04_new_wrappers_parallel"]
+    assert len(choose(None)) >= 6
+    with pytest.raises(UserError):
+        choose(["x"])
+
+
+def test_progress_of_a_run() -> None:
+    line = "episode    9  reward   -20  avg_reward -20.81  steps   812  frames     5,120  training"
+    assert _progress(line, {"max_frames": 10_240.0, "stop_reward": 17.0}) == 0.5
+    assert _progress(line, {"stop_reward": 17.0}) == pytest.approx(0.19 / 38)
+    assert _progress("training begins at frame 200", {}) == 0.0

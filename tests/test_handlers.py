@@ -1,0 +1,140 @@
+"""The handlers on a scripted stream of episodes, and what TensorBoard gets of it."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ignite.engine import Engine, Events
+from ignite.handlers import TensorboardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lib.arguments import Hyperparams
+from lib.events import PlayEvents, replay_batches
+from lib.experience import Episode, LinearEpsilon, Transition
+from lib.handlers import attach_handlers
+from lib.replay_buffer import ReplayBuffer
+from lib.run import Failure, Run
+
+FRAME = np.zeros((1, 2, 2), np.uint8)
+
+
+def stream(rewards: list[float], steps: int = 10):
+    """Games of so many steps each, with these rewards."""
+    for reward in rewards:
+        for step in range(steps):
+            last = step == steps - 1
+            yield [
+                Transition(
+                    env=0,
+                    action=0,
+                    reward=0.0,
+                    terminated=last,
+                    frame=FRAME,
+                    first_frame=FRAME if step == 0 else None,
+                    episode=Episode(reward, steps) if last else None,
+                )
+            ]
+
+
+def play(folder: Path, rewards: list[float], losses=lambda update: 1.0, **settings):
+    """Run an engine over the stream; returns its state and the names of the events it fired."""
+    hyperparams = Hyperparams(**{"replay_initial": 20, "stop_reward": 17.0, **settings})
+    buffer = ReplayBuffer(5_000, (2, 2, 2))
+    fired: list[str] = []
+    engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))
+    with TensorboardLogger(folder) as tensorboard:
+        run = Run(hyperparams, torch.device("cpu"), folder, tensorboard)
+        attach_handlers(engine, run, LinearEpsilon(1.0, 0.0, 1_000))
+        for event in (PlayEvents.EPISODE_COMPLETED, PlayEvents.BEST_REWARD, PlayEvents.SOLVED):
+            engine.add_event_handler(event, lambda _, name=event.value: fired.append(name))
+        state = engine.run(
+            replay_batches(engine, stream(rewards), buffer, hyperparams.replay_initial, 4)
+        )
+    return state, fired
+
+
+def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return [(point.step, point.value) for point in events.Scalars(tag)]
+
+
+def test_episodes_are_smoothed_from_the_first_one_on(tmp_path):
+    state, fired = play(tmp_path, [-20.0, -10.0, -21.0])
+    assert fired == ["best_reward", "episode_completed"] * 2 + ["episode_completed"]
+    averages = [-20.0, -20.0 * 0.98 - 10.0 * 0.02]
+    averages.append(averages[-1] * 0.98 - 21.0 * 0.02)
+    assert state.avg_reward == pytest.approx(averages[-1])
+    assert state.best_avg_reward == pytest.approx(averages[1])
+    assert curve(tmp_path, "episodes/reward") == [(1, -20.0), (2, -10.0), (3, -21.0)]
+    steps, values = zip(*curve(tmp_path, "episodes/avg_reward"), strict=True)
+    assert steps == (1, 2, 3)
+    assert values == pytest.approx(averages)
+    assert curve(tmp_path, "episodes/steps") == [(1, 10.0), (2, 10.0), (3, 10.0)]
+    assert curve(tmp_path, "episodes/frames") == [(1, 10.0), (2, 20.0), (3, 30.0)]
+
+
+def test_solved_ends_the_run_at_once(tmp_path):
+    state, fired = play(tmp_path, [10.0, 17.0, 500.0, 0.0, 0.0], stop_reward=17.0)
+    assert state.episodes == 3
+    assert state.frames == 30
+    assert fired.count("solved") == 1
+
+
+def test_training_begins_when_enough_was_played(tmp_path):
+    state, _ = play(tmp_path, [0.0] * 5)
+    assert (state.frames, state.iteration, state.phase) == (50, 50 - 20 + 1, "training")
+    state, _ = play(tmp_path, [0.0] * 5, replay_initial=100)
+    assert (state.frames, state.iteration, state.phase) == (50, 0, "filling")
+    assert state.avg_fps > 0
+
+
+def test_frame_limit(tmp_path):
+    state, _ = play(tmp_path, [0.0] * 50, max_frames=123)
+    assert state.frames == 123
+
+
+def test_curves_of_both_phases(tmp_path):
+    state, _ = play(tmp_path, [0.0] * 260, replay_initial=2_200, losses=float)
+    assert [step for step, _ in curve(tmp_path, "filling/fps")] == [1_000, 2_000]
+    assert curve(tmp_path, "filling/epsilon") == [(1_000, 0.0), (2_000, 0.0)]
+    updates = [100, 200, 300, 400]
+    assert state.iteration == 401
+    assert curve(tmp_path, "train/loss") == [(update, float(update)) for update in updates]
+    assert curve(tmp_path, "train/frames") == [(update, 2_199.0 + update) for update in updates]
+    average = 1.0
+    for update in range(2, 101):
+        average = 0.98 * average + 0.02 * update
+    assert curve(tmp_path, "train/avg_loss")[0][1] == pytest.approx(average, rel=1e-4)
+    for tag in ("fps", "avg_fps", "time_passed", "epsilon"):
+        assert [step for step, _ in curve(tmp_path, f"train/{tag}")] == updates
+    times = [value for _, value in curve(tmp_path, "train/time_passed")]
+    assert times == sorted(times)
+    assert curve(tmp_path, "train/avg_fps")[-1][1] > 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_fails_the_run(tmp_path, bad):
+    with pytest.raises(Failure, match="loss became"):
+        play(tmp_path, [0.0] * 100, losses=lambda update: bad if update == 7 else 1.0)
+
+
+def test_a_failing_update_is_not_swallowed(tmp_path):
+    def explode(update: int) -> float:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        play(tmp_path, [0.0] * 10, losses=explode)
+
+
+def test_the_engine_counts_updates_only(tmp_path):
+    seen = []
+    engine = Engine(lambda engine, batch: torch.tensor(0.0))
+    engine.add_event_handler(Events.ITERATION_COMPLETED, lambda: seen.append(engine.state.frames))
+    with TensorboardLogger(tmp_path) as tensorboard:
+        run = Run(Hyperparams(), torch.device("cpu"), tmp_path, tensorboard)
+        attach_handlers(engine, run, LinearEpsilon(1.0, 0.0, 10))
+        buffer = ReplayBuffer(100, (2, 2, 2))
+        engine.run(replay_batches(engine, stream([0.0] * 3), buffer, 25, 4))
+    assert seen == [25, 26, 27, 28, 29, 30]

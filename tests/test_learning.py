@@ -1,0 +1,164 @@
+"""Model, loss, epsilon, agent, and all of it together on a game with a known optimum."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.wrappers import RecordEpisodeStatistics
+from ignite.engine import Engine
+
+from lib.atari_wrappers import FrameStack
+from lib.dqn_model import DQN, adam
+from lib.events import COUNTERS, PlayEvents, replay_batches
+from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearEpsilon
+from lib.handlers import track_reward
+from lib.loss import bellman_loss
+from lib.replay_buffer import Batch, ReplayBuffer
+from lib.run import prepare_torch
+
+
+def test_model_is_natures():
+    net = DQN((4, 84, 84), 6)
+    shapes = [tuple(p.shape) for p in net.parameters() if p.dim() > 1]
+    assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136), (6, 512)]
+    frames = torch.randint(0, 256, (5, 4, 84, 84), dtype=torch.uint8)
+    before = frames.clone()
+    values = net(frames)
+    assert values.shape == (5, 6)
+    assert torch.equal(frames, before)
+    assert net.conv[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_layout_and_fused_adam_change_no_numbers():
+    torch.manual_seed(0)
+    net = DQN((4, 84, 84), 6)
+    plain = copy.deepcopy(net)
+    plain.conv.to(memory_format=torch.contiguous_format)
+    frames = torch.randint(0, 256, (8, 4, 84, 84), dtype=torch.uint8)
+
+    def plainly(frames: torch.Tensor) -> torch.Tensor:
+        return plain.fc(plain.conv(frames.float() / 255))
+
+    torch.testing.assert_close(net(frames), plainly(frames))
+    optimizers = adam(net, 1e-4), torch.optim.Adam(plain.parameters(), 1e-4, foreach=False)
+    for _ in range(3):
+        for forward, optimizer in zip((net, plainly), optimizers, strict=True):
+            optimizer.zero_grad()
+            forward(frames).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(net(frames), plainly(frames), rtol=1e-3, atol=1e-5)
+
+
+def test_bellman_loss_by_hand():
+    q = torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.5, 0.0]], requires_grad=True)
+    next_q = torch.tensor([[10.0, 20.0], [30.0, 40.0], [-1.0, -2.0]])
+    batch = Batch(
+        states=torch.empty(0),
+        actions=torch.tensor([1, 0, 0]),
+        rewards=torch.tensor([1.0, -1.0, 0.5]),
+        terminated=torch.tensor([False, True, False]),
+        next_states=torch.empty(0),
+    )
+    loss = bellman_loss(q, next_q, batch, gamma=0.9)
+    errors = [2.0 - (1.0 + 0.9 * 20.0), 3.0 - (-1.0), 0.5 - (0.5 + 0.9 * -1.0)]
+    assert loss.item() == pytest.approx(sum(e * e for e in errors) / 3)
+    loss.backward()
+    expected = [[0.0, 2 / 3 * errors[0]], [2 / 3 * errors[1], 0.0], [2 / 3 * errors[2], 0.0]]
+    torch.testing.assert_close(q.grad, torch.tensor(expected))
+
+
+def test_epsilon_falls_linearly_and_stays():
+    epsilon = LinearEpsilon(1.0, 0.02, 100_000)
+    assert epsilon(0) == 1.0
+    assert epsilon(50_000) == pytest.approx(0.51)
+    assert epsilon(100_000) == epsilon(10**9) == pytest.approx(0.02)
+
+
+def test_agent_explores_with_epsilon_and_is_greedy_otherwise():
+    asked = []
+
+    def q_function(states: torch.Tensor) -> torch.Tensor:
+        asked.append(len(states))
+        return torch.nn.functional.one_hot(states[:, 0, 0, 0].long(), 4).float()
+
+    states = [np.full((1, 1, 1), i % 4, np.uint8) for i in range(1_000)]
+    best = np.arange(1_000) % 4
+    agent = EpsilonGreedyAgent(q_function, 4, LinearEpsilon(0.0, 0.0, 1))
+    assert np.array_equal(agent(states), best)
+    assert agent.frames == 1_000
+    agent = EpsilonGreedyAgent(q_function, 4, LinearEpsilon(0.4, 0.4, 1))
+    differing = np.mean(agent(states) != best)
+    assert 0.2 < differing < 0.4  # 0.4 explore, a quarter of them by chance the best action
+    assert 500 < asked[-1] < 700  # the network is asked for the greedy ones only
+    agent = EpsilonGreedyAgent(q_function, 4, LinearEpsilon(1.0, 1.0, 1))
+    agent(states)
+    assert len(asked) == 2
+
+
+class Catch(gym.Env):
+    """A ball falls from the top of a picture; the paddle at the bottom has to be under it.
+
+    Eight steps a game, +1 if the ball is caught and -1 if not: the optimum is 1.
+    """
+
+    rows, columns, scale = 9, 6, 6
+
+    def __init__(self) -> None:
+        shape = (1, self.rows * self.scale, self.columns * self.scale)
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self.action_space = spaces.Discrete(3)
+
+    def picture(self) -> np.ndarray:
+        cells = np.zeros((self.rows, self.columns), np.uint8)
+        cells[self.row, self.ball] = cells[-1, self.paddle] = 255
+        return cells.repeat(self.scale, 0).repeat(self.scale, 1)[np.newaxis]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.row, self.ball = 0, int(self.np_random.integers(self.columns))
+        self.paddle = int(self.np_random.integers(self.columns))
+        return self.picture(), {}
+
+    def step(self, action):
+        self.row += 1
+        self.paddle = min(max(self.paddle + action - 1, 0), self.columns - 1)
+        over = self.row == self.rows - 1
+        reward = 0.0 if not over else 1.0 if self.paddle == self.ball else -1.0
+        return self.picture(), reward, over, False, {}
+
+
+def test_the_library_learns_a_game_with_a_known_optimum():
+    prepare_torch(0)
+    envs = [FrameStack(RecordEpisodeStatistics(Catch()), 2) for _ in range(4)]
+    shape = envs[0].observation_space.shape
+    net = DQN(shape, 3)
+    target_net = copy.deepcopy(net)
+    optimizer = adam(net, 5e-4)
+
+    @torch.no_grad()
+    def q_function(states: torch.Tensor) -> torch.Tensor:
+        return net(states)
+
+    agent = EpsilonGreedyAgent(q_function, 3, LinearEpsilon(1.0, 0.01, 3_000))
+    buffer = ReplayBuffer(5_000, shape)
+
+    def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.no_grad():
+            next_q = target_net(batch.next_states)
+        loss = bellman_loss(net(batch.states), next_q, batch, 0.9)
+        loss.backward()
+        optimizer.step()
+        if engine.state.iteration % 50 == 0:
+            target_net.load_state_dict(net.state_dict())
+        return loss.detach()
+
+    engine = Engine(process_batch)
+    engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
+    track_reward(engine, bound=0.9)
+    engine.on(PlayEvents.FRAMES_PLAYED)(lambda: engine.state.frames < 25_000 or engine.terminate())
+    state = engine.run(replay_batches(engine, ExperienceSource(envs, agent), buffer, 500, 64))
+    assert state.avg_reward >= 0.9, f"avg_reward {state.avg_reward} after {state.frames} frames"

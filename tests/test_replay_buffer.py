@@ -1,0 +1,203 @@
+"""The replay buffer against a naive model that keeps whole stacks in a list."""
+
+from collections import deque
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import Scripted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lib.atari_wrappers import FrameStack, make_atari, wrap_deepmind
+from lib.experience import ExperienceSource, Transition
+from lib.replay_buffer import ReplayBuffer
+
+SIZE = 2  # pixels squared are enough to tell frames apart
+
+
+class NaiveModel:
+    """What the buffer must hold: copies of the stacks, as the wrappers would have made them."""
+
+    def __init__(self, capacity: int, stack: int) -> None:
+        self.transitions: deque[tuple] = deque(maxlen=capacity)
+        self.stack = stack
+        self.states: dict[int, list[np.ndarray]] = {}
+
+    def append(self, transition: Transition) -> None:
+        if transition.first_frame is not None:
+            self.states[transition.env] = [transition.first_frame] * self.stack
+        state = self.states[transition.env]
+        next_state = [*state[1:], transition.frame]
+        self.states[transition.env] = next_state
+        self.transitions.append(
+            (
+                np.concatenate(state).tobytes(),
+                transition.action,
+                transition.reward,
+                transition.terminated,
+                np.concatenate(next_state).tobytes(),
+            )
+        )
+
+
+def unpack(batch) -> set[tuple]:
+    """A batch as a set of what the naive model holds."""
+    return {
+        (
+            state.numpy().tobytes(),
+            int(action),
+            float(reward),
+            bool(end),
+            following.numpy().tobytes(),
+        )
+        for state, action, reward, end, following in zip(*batch, strict=True)
+    }
+
+
+@st.composite
+def streams(draw) -> list[Transition]:
+    """Transitions of interleaved environments with ends at any place, each frame unique."""
+    n_envs = draw(st.integers(1, 4))
+    length = draw(st.integers(1, 120))
+    turns = draw(st.lists(st.integers(0, n_envs - 1), min_size=length, max_size=length))
+    ends = draw(st.lists(st.sampled_from("....TC"), min_size=length, max_size=length))
+    numbers = iter(range(1_000_000))
+
+    def frame() -> np.ndarray:
+        return np.frombuffer(next(numbers).to_bytes(4, "big"), np.uint8).reshape(1, SIZE, SIZE)
+
+    begins = [True] * n_envs
+    transitions = []
+    for number, (env, end) in enumerate(zip(turns, ends, strict=True)):
+        first = frame() if begins[env] else None
+        begins[env] = end != "."  # T: terminated, C: cut short
+        transitions.append(
+            Transition(env, number % 6, float(number % 3 - 1), end == "T", frame(), first, None)
+        )
+    return transitions
+
+
+@settings(deadline=None, max_examples=150)
+@given(streams(), st.integers(1, 40), st.integers(1, 4))
+def test_samples_are_what_a_list_of_stacks_would_hold(transitions, capacity, stack):
+    buffer = ReplayBuffer(capacity, (stack, SIZE, SIZE))
+    model = NaiveModel(capacity, stack)
+    for transition in transitions:
+        buffer.append(transition)
+        model.append(transition)
+        try:
+            sampled = unpack(buffer.sample(16))
+        except ValueError:  # so small a ring may have lost the frames of all it holds
+            assert capacity < 2 * (stack + 1) * 4
+            continue
+        assert sampled <= set(model.transitions)
+    assert len(buffer) == len(model.transitions)
+
+
+@settings(deadline=None, max_examples=30)
+@given(streams(), st.integers(1, 4))
+def test_everything_that_was_kept_can_be_sampled(transitions, stack):
+    buffer = ReplayBuffer(400, (stack, SIZE, SIZE))  # room for all frames of the stream
+    model = NaiveModel(400, stack)
+    for transition in transitions:
+        buffer.append(transition)
+        model.append(transition)
+    assert unpack(buffer.sample(5_000)) == set(model.transitions)
+
+
+def test_old_transitions_make_room_around_the_ring():
+    buffer, model = ReplayBuffer(50, (4, SIZE, SIZE)), NaiveModel(50, 4)
+    for number in range(333):
+        picture = np.frombuffer(number.to_bytes(4, "big"), np.uint8).reshape(1, SIZE, SIZE)
+        transition = Transition(0, 0, 0.0, False, picture, picture if number == 0 else None, None)
+        buffer.append(transition)
+        model.append(transition)
+    assert len(buffer) == 50
+    assert unpack(buffer.sample(5_000)) == set(model.transitions)
+
+
+class Recorder(gym.Wrapper):
+    """Keeps a copy of every pair of states that the environment returned one after the other."""
+
+    def __init__(self, env: gym.Env, pairs: set[tuple[bytes, int, bytes]]) -> None:
+        super().__init__(env)
+        self.pairs = pairs
+
+    def reset(self, **kwargs):
+        state, info = super().reset(**kwargs)
+        self.state = np.array(state).tobytes()
+        return state, info
+
+    def step(self, action):
+        state, *rest = super().step(action)
+        following = np.array(state).tobytes()
+        self.pairs.add((self.state, action, following))
+        self.state = following
+        return state, *rest
+
+
+def test_samples_are_bit_equal_to_what_the_wrappers_return():
+    pairs: set[tuple[bytes, int, bytes]] = set()
+    envs = [Recorder(wrap_deepmind(make_atari("PongNoFrameskip-v4")), pairs) for _ in range(2)]
+    rng = np.random.default_rng(0)
+    source = iter(ExperienceSource(envs, lambda states: rng.integers(6, size=len(states)), seed=3))
+    buffer = ReplayBuffer(3_000, (4, 84, 84))
+    for _ in range(1_100):
+        buffer.extend(next(source))
+    batch = buffer.sample(2_000)
+    assert batch.terminated.any(), "no game ended, so the test says nothing about episode ends"
+    for state, action, following in zip(
+        batch.states, batch.actions, batch.next_states, strict=True
+    ):
+        assert (state.numpy().tobytes(), int(action), following.numpy().tobytes()) in pairs
+
+
+def test_the_state_after_the_end_is_the_last_one_of_the_game():
+    env = FrameStack(_grey(Scripted([(1, 0, False, 0), (2, 0, False, 0), (3, 1, True, 0)])), 2)
+    source = iter(ExperienceSource([env], lambda states: np.zeros(1, np.int64)))
+    buffer = ReplayBuffer(10, (2, 210, 160))
+    buffer.extend([*next(source), *next(source)])
+    batch = buffer.sample(50)
+    last = int(batch.terminated.nonzero()[0])
+    assert batch.states[last, :, 0, 0].tolist() == [1, 2]
+    assert batch.next_states[last, :, 0, 0].tolist() == [2, 3]
+
+
+def _grey(env):
+    env.shape = (1, 210, 160)
+    env.observation_space = type(env.observation_space)(0, 255, env.shape, np.uint8)
+    return env
+
+
+def test_batches_are_contiguous_and_repeat_with_the_seed():
+    picture = np.zeros((1, 84, 84), np.uint8)
+    batches = []
+    for _ in range(2):
+        buffer = ReplayBuffer(100, (4, 84, 84), seed=7)
+        for number in range(60):
+            first = picture if number == 0 else None
+            buffer.append(Transition(0, number % 6, number, False, picture, first, None))
+        batches.append(buffer.sample(32))
+    assert all(tensor.is_contiguous() for tensor in batches[0])
+    assert batches[0].states.shape == batches[0].next_states.shape == (32, 4, 84, 84)
+    assert batches[0].states.dtype == torch.uint8
+    assert all(torch.equal(one, two) for one, two in zip(*batches, strict=True))
+
+
+def test_a_frame_is_stored_once():
+    for stack in (2, 4):
+        buffer = ReplayBuffer(100_000, (stack, 84, 84))  # memory is taken as it is written
+        assert buffer.nbytes / buffer.capacity < 9_000
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="at least 1"):
+        ReplayBuffer(0, (4, 84, 84))
+    buffer = ReplayBuffer(10, (4, 2, 2))
+    with pytest.raises(ValueError, match="empty"):
+        buffer.sample(1)
+    frame = np.zeros((1, 2, 2), np.uint8)
+    with pytest.raises(ValueError, match="first frame"):
+        buffer.append(Transition(0, 0, 0.0, False, frame, None, None))

@@ -1,0 +1,253 @@
+"""Every rung as a program, on real Pong."""
+
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ENVIRONMENT, PARALLEL, ROOT, SERIAL, read_events, run_rung
+
+from lib.arguments import Hyperparams, parse
+
+QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
+
+
+@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL])
+def test_trains_and_leaves_its_record(script, tmp_path):
+    frames = 2_700 if "n_env" in script else 1_100  # three games take three times as long
+    flags = ("--max-frames", str(frames), "--seed", "5", "--stop-reward", "100")
+    result = run_rung(script, tmp_path, *QUICK, *flags)
+    assert result.returncode == 0, result.stderr
+    assert re.match(rf"{script} on device cpu.* threads \d+.* torch 2\.", result.stdout)
+    assert "filling the replay buffer" in result.stdout
+    assert "training begins at frame" in result.stdout
+    assert re.search(r"episode +1 +reward +-?\d+ +avg_reward", result.stdout)
+    assert result.stdout.splitlines()[-1].startswith("frame limit reached after ")
+
+    events = read_events(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT\d\d-\d\d-\d\d-pong-{script}-seed5", folder.name)
+    tags = set(events.Tags()["scalars"])
+    assert {f"episodes/{name}" for name in ("reward", "avg_reward", "steps")} <= tags
+    outcome = {name: events.Scalars(f"outcome/{name}")[0].value for name in ("frames", "updates")}
+    assert frames <= outcome["frames"] < frames + 12
+    assert outcome["updates"] > 50
+    if outcome["updates"] >= 100:
+        names = ("loss", "avg_loss", "epsilon", "fps", "avg_fps", "frames", "time_passed")
+        assert {f"train/{name}" for name in names} <= tags
+    assert events.Scalars("outcome/solved")[0].value == 0.0
+    settings = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert b"learning_rate" in settings
+    assert script.encode() in settings
+    assert "_hparams_/session_end_info" in events.summary_metadata
+
+
+def test_solved_is_exit_code_0(tmp_path):
+    result = run_rung("01_baseline", tmp_path, *QUICK, "--stop-reward", "-21")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[-1].startswith("solved after")
+    assert read_events(tmp_path).Scalars("outcome/solved")[0].value == 1.0
+
+
+@pytest.mark.parametrize("script", SERIAL)
+def test_same_seed_same_run_bit_for_bit(script, tmp_path):
+    curves = []
+    for name in ("one", "two"):
+        flags = ("--max-frames", "900", "--epsilon-frames", "400", "--seed", "3")
+        assert run_rung(script, tmp_path / name, *QUICK, *flags).returncode == 0
+        events = read_events(tmp_path / name)
+        curves.append(
+            [
+                (tag, point.step, point.value)
+                for tag in sorted(events.Tags()["scalars"])
+                if not re.search("fps|time_passed|seconds", tag)
+                for point in events.Scalars(tag)
+            ]
+        )
+    assert curves[0] == curves[1]
+    assert any(tag == "train/loss" for tag, _, _ in curves[0])
+
+
+def test_amp_and_a_copy_of_the_network_for_the_player(tmp_path):
+    flags = ("--amp", "--play-device", "cpu", "--sync-frames", "10", "--max-frames", "500")
+    result = run_rung("03_parallel", tmp_path, *QUICK, *flags)
+    assert result.returncode == 0, result.stderr
+
+
+def options(script: str) -> type:
+    """The settings of a rung, without running it."""
+    module = runpy.run_path(str(ROOT / f"{script}.py"), run_name=script)
+    return module.get("Options", Hyperparams)
+
+
+BAD = [
+    ("01_baseline", ("--learning-rate", "-1")),
+    ("01_baseline", ("--learning-rate", "nan")),
+    ("01_baseline", ("--gamma", "1.5")),
+    ("01_baseline", ("--batch-size", "0")),
+    ("01_baseline", ("--batch-size", "many")),
+    ("01_baseline", ("--seed", "-1")),
+    ("01_baseline", ("--max-frames", "-5")),
+    ("01_baseline", ("--stop-reward", "inf")),
+    ("01_baseline", ("--replay-size", "10")),
+    ("01_baseline", ("--replay-size", "100000000")),
+    ("01_baseline", ("--epsilon-final", "1.0", "--epsilon-start", "0.5")),
+    ("01_baseline", ("--env", "ALE/Pong-v5")),
+    ("01_baseline", ("--no-such-flag",)),
+    ("01_baseline", ("--envs", "3")),
+    ("02_n_envs", ("--envs", "0")),
+    ("02_n_envs", ("--envs", "-3")),
+    ("02_n_envs", ("--envs", "three")),
+    ("02_n_envs", ("--envs", "1000000")),
+    ("02_n_envs", ("--steps", "0")),
+    ("03_parallel", ("--steps", "0")),
+    ("03_parallel", ("--sync-frames", "-1")),
+    ("03_parallel", ("--play-device", "toaster")),
+    ("03_parallel", ("--play-device", "cuda:99")),
+    ("04_new_wrappers_n_env", ("--resize", "magic")),
+    ("04_new_wrappers_parallel", ("--stack", "0")),
+]
+
+
+@pytest.mark.parametrize(("script", "flags"), BAD, ids=lambda value: "".join(value))
+def test_bad_arguments_are_refused_in_one_line(script, flags, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse(options(script), script, [*flags, "--run-dir", str(tmp_path / "runs")])
+    out, err = capsys.readouterr()
+    assert end.value.code == 2
+    assert len(err.strip().splitlines()) == 1, err
+    assert flags[0] in err
+    assert out == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_refused_run_builds_nothing(tmp_path):
+    result = run_rung("02_n_envs", tmp_path / "runs", "--envs", "0")
+    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_cuda_without_a_gpu(tmp_path):
+    result = run_rung("01_baseline", tmp_path, "--cuda")
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert "--cuda" in result.stderr
+
+
+def test_a_run_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    for run_dir in (tmp_path / "file", "/proc/nothing"):
+        result = run_rung("01_baseline", run_dir)
+        assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
+        assert "--run-dir" in result.stderr
+
+
+@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL])
+def test_every_rung_explains_itself(script, capsys):
+    source = (ROOT / f"{script}.py").read_text()
+    assert "The chapter measured" in source.split('"""')[1]
+    assert len(source.splitlines()) <= 100
+    with pytest.raises(SystemExit):
+        parse(options(script), "", ["--help"])
+    text = capsys.readouterr().out
+    for flag in ("--cuda", "--seed", "--stop-reward", "--max-frames", "--run-dir", "--amp"):
+        assert flag in text
+
+
+def test_a_loss_that_is_no_number_is_exit_code_1(tmp_path):
+    poisoned = (ROOT / "01_baseline.py").read_text()
+    assert poisoned.count("loss.backward()") == 1
+    (tmp_path / "poisoned.py").write_text(
+        poisoned.replace("loss.backward()", "loss = loss * float('nan'); loss.backward()")
+    )
+    command = [sys.executable, "poisoned.py", *QUICK, "--run-dir", "runs"]
+    environment = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
+    )
+    assert result.returncode == 1
+    assert result.stderr.strip() == "poisoned: failed: the loss became nan within 100 updates"
+
+
+def start(script: str, folder: Path, *flags: str) -> subprocess.Popen:
+    """Start a rung in a session of its own and wait until it trains."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder), *QUICK, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=ENVIRONMENT,
+    )
+    for line in process.stdout:
+        if line.startswith("training begins"):
+            return process
+    raise AssertionError(process.communicate()[1])
+
+
+def children(process: subprocess.Popen) -> list[int]:
+    """Players of a trainer (and the resource tracker that Python starts beside them)."""
+    return [
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+
+
+def is_player(pid: int) -> bool:
+    return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def wait_until_gone(pids: list[int]) -> list[int]:
+    """Those that are still there after five seconds."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        pids = [pid for pid in pids if Path(f"/proc/{pid}").exists() and not is_zombie(pid)]
+        if not pids:
+            break
+    return pids
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("script", ["01_baseline", "03_parallel"])
+def test_interrupted_runs_leave_complete_records_and_no_process(script, number, tmp_path):
+    process = start(script, tmp_path)
+    below = children(process)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, err
+    assert "interrupted after" in out
+    assert err == ""
+    assert read_events(tmp_path).Scalars("outcome/frames")[0].value >= 300
+    assert wait_until_gone(below) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_death_of_the_player_is_noticed(number, tmp_path):
+    process = start("03_parallel", tmp_path)
+    (player,) = filter(is_player, children(process))
+    os.kill(player, number)
+    _, err = process.communicate(timeout=5)
+    assert process.returncode == 1
+    assert err.strip() == f"03_parallel: failed: the player was killed by {number.name}"
+
+
+def test_the_death_of_the_trainer_leaves_no_process(tmp_path):
+    process = start("03_parallel", tmp_path)
+    below = children(process)
+    assert any(map(is_player, below))
+    process.kill()
+    process.communicate(timeout=30)
+    assert wait_until_gone(below) == []

@@ -1,0 +1,226 @@
+"""The wrappers, against hand-made environments and against gymnasium's own."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import Scripted
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+from PIL import Image
+
+from lib.atari_wrappers import (
+    RESIZERS,
+    ClipReward,
+    EpisodicLife,
+    FireReset,
+    FrameStack,
+    ImageToPyTorch,
+    LazyFrames,
+    MaxAndSkip,
+    NoopReset,
+    ScaledFloat,
+    Skip,
+    WarpFrame,
+    make_atari,
+    wrap_deepmind,
+)
+from lib.experience import Episode, ExperienceSource
+
+PONG = "PongNoFrameskip-v4"
+
+
+def script(*pictures: int, end: bool = True, lives: int = 0, reward: float = 1.0) -> list:
+    """Pictures in a row, a reward with each, the last one ends the game."""
+    last = len(pictures) - 1
+    return [(value, reward, end and i == last, lives) for i, value in enumerate(pictures)]
+
+
+def test_noop_reset_plays_one_to_noop_max_noops_and_follows_the_seed():
+    counts = []
+    for seed in [*range(40), 0]:
+        inner = Scripted(script(*range(20)))
+        NoopReset(inner, noop_max=5).reset(seed=seed)
+        assert set(inner.actions) == {0}
+        counts.append(len(inner.actions))
+    assert set(counts) == {1, 2, 3, 4, 5}
+    assert counts[0] == counts[-1]
+
+
+def test_noop_reset_begins_again_when_the_noops_end_the_game():
+    inner = Scripted(script(7, 8))  # over after one step
+    observation, _ = NoopReset(inner, noop_max=3).reset(seed=0)
+    assert observation.max() == 7
+
+
+def test_skip_repeats_sums_and_returns_the_last_frame():
+    inner = Scripted(script(0, 1, 9, 3, 4, 5))
+    env = Skip(inner, 4)
+    env.reset()
+    observation, reward, terminated, _, _ = env.step(2)
+    assert (observation.max(), reward, terminated) == (4, 4.0, False)
+    observation, reward, terminated, _, _ = env.step(1)
+    assert (observation.max(), reward, terminated) == (5, 1.0, True)
+    assert inner.actions == [2, 2, 2, 2, 1]
+
+
+def test_max_and_skip_returns_the_maximum_of_the_last_two_frames():
+    env = MaxAndSkip(Scripted(script(0, 200, 9, 30, 4, 5)), 4)
+    env.reset()
+    observation, reward, _, _, _ = env.step(0)
+    assert (observation.max(), reward) == (30, 4.0)
+    observation, _, terminated, _, _ = env.step(0)  # one frame left: no stale frame gets in
+    assert (observation.max(), terminated) == (5, True)
+
+
+def test_episodic_life_ends_with_a_life_and_goes_on_with_the_game():
+    lives = [3, 3, 2, 2, 1, 0]
+    inner = Scripted([(i, 1.0, i == 5, n) for i, n in enumerate(lives)])
+    env = EpisodicLife(inner)
+    env.reset()
+    assert [env.step(2)[2] for _ in range(2)] == [False, True]
+    observation, _ = env.reset()
+    assert (observation.max(), inner.resets, inner.actions[-1]) == (3, 1, 0)
+    assert env.step(2)[2]
+    env.reset()  # its no-op ends the game
+    assert (inner.resets, inner.position) == (2, 0)
+
+
+def test_whole_games_survive_lives_and_clipping():
+    lives = [3, 3, 2, 2, 1, 1]
+    inner = Scripted([(i, 5.0, i == 5, n) for i, n in enumerate(lives)])
+    env = gym.wrappers.RecordEpisodeStatistics(inner)
+    env = FrameStack(ImageToPyTorch(WarpFrame(ClipReward(EpisodicLife(env)))), 2)
+    source = iter(ExperienceSource([env], lambda states: np.full(1, 2)))
+    transitions = [next(source)[0] for _ in range(6)]
+    assert [t.reward for t in transitions] == [1.0] * 6
+    assert [t.terminated for t in transitions] == [False, True, True] * 2
+    # Five steps of 5 points, two of them no-ops after a lost life; the last one ends the game.
+    assert [t.episode for t in transitions] == [None, None, Episode(25.0, 5)] * 2
+
+
+def test_fire_reset_presses_fire():
+    inner = Scripted(script(1, 2, 3))
+    observation, _ = FireReset(inner).reset()
+    assert (observation.max(), inner.actions) == (2, [1])
+    with pytest.raises(ValueError, match="FIRE"):
+        FireReset(Scripted(script(1, 2), meanings=("NOOP", "UP")))
+
+
+@pytest.mark.parametrize("name", RESIZERS)
+def test_warp_frame_returns_a_small_grey_picture(name):
+    env = WarpFrame(gym.make(PONG), resize=name)
+    observation, _ = env.reset(seed=0)
+    assert env.observation_space.contains(observation)
+    assert observation.shape == (84, 84, 1)
+    area = WarpFrame(gym.make(PONG)).reset(seed=0)[0]
+    # every resizer shows the same screen, up to how edges are smoothed
+    assert np.abs(observation.astype(int) - area).mean() < 6
+
+
+def test_warp_frame_box_filter_is_pillows():
+    env = gym.make(PONG, obs_type="grayscale")
+    screen, _ = env.reset(seed=0)
+    expected = np.array(Image.fromarray(screen).resize((84, 84), Image.Resampling.BOX))
+    warped = WarpFrame(env, resize="pillow-box").observation(screen)
+    assert np.array_equal(warped[:, :, 0], expected)
+
+
+def test_unknown_resizer_names_the_known_ones():
+    with pytest.raises(ValueError, match="opencv-area"):
+        WarpFrame(gym.make(PONG), resize="magic")
+
+
+@pytest.mark.parametrize("stack", [1, 4])
+def test_pictures_equal_gymnasiums_pixel_for_pixel(stack):
+    def make() -> gym.Env:
+        return gym.make(PONG, obs_type="grayscale")
+
+    # no-ops off: the two draw their number differently from the same seed
+    reference = AtariPreprocessing(make(), noop_max=0, frame_skip=4, screen_size=84)
+    reference = FrameStackObservation(reference, stack, padding_type="reset")
+    ours = FrameStack(ImageToPyTorch(WarpFrame(MaxAndSkip(make(), 4))), stack)
+    expected, _ = reference.reset(seed=1)
+    observation, _ = ours.reset(seed=1)
+    assert np.array_equal(observation, expected)
+    actions = np.random.default_rng(0).integers(6, size=1_000)
+    over = 0
+    for action in actions:
+        expected, *expected_rest = reference.step(action)
+        observation, *rest = ours.step(action)
+        assert rest[:3] == expected_rest[:3]
+        if not rest[1]:
+            assert np.array_equal(observation, expected)
+        else:  # a game over within the skip: gymnasium shows frames of the step before
+            over += 1
+            expected, _ = reference.reset()
+            observation, _ = ours.reset()
+            assert np.array_equal(observation, expected)
+    assert over
+
+
+def test_scaled_float_and_layout():
+    env = ScaledFloat(ImageToPyTorch(WarpFrame(gym.make(PONG))))
+    observation, _ = env.reset(seed=0)
+    assert env.observation_space.contains(observation)
+    assert observation.shape == (1, 84, 84)
+    assert observation.dtype == np.float32
+    assert 0 < observation.max() <= 1
+
+
+def test_frame_stack_shares_its_frames():
+    env = FrameStack(ImageToPyTorch(WarpFrame(gym.make(PONG))), 4)
+    first, _ = env.reset(seed=0)
+    second = env.step(0)[0]
+    assert isinstance(first, LazyFrames)
+    assert all(one is two for one, two in zip(first.frames[1:], second.frames[:3], strict=True))
+    assert first.shape == env.observation_space.shape == (4, 84, 84)
+    assert env.observation_space.contains(np.asarray(second))
+    assert np.array_equal(second[-1], second.frames[-1][0])
+    assert (second.dtype, len(second)) == (np.uint8, 4)
+    with pytest.raises(ValueError, match="copy"):
+        np.array(second, copy=False)
+
+
+def test_every_choice_of_the_composition_is_a_keyword():
+    env = wrap_deepmind(
+        make_atari(PONG, noop_max=0, skip=2, max_pool=False, obs_type="grayscale"),
+        episodic_life=False,
+        fire_reset=False,
+        size=42,
+        resize="opencv-nearest",
+        clip_reward=False,
+        scale=True,
+        stack=3,
+    )
+    observation, _ = env.reset(seed=0)
+    assert np.asarray(observation).shape == (3, 42, 42)
+    assert observation.dtype == np.float32
+
+
+def test_games_differ_by_seed_and_repeat():
+    def picture(seed: int) -> bytes:
+        env = wrap_deepmind(make_atari(PONG))
+        env.reset(seed=seed)
+        return b"".join(np.array(env.step(0)[0]).tobytes() for _ in range(30))
+
+    assert picture(1) == picture(1)
+    assert len({picture(seed) for seed in range(4)}) > 1
+
+
+@pytest.mark.parametrize(
+    "name", ["CartPole-v1", "ALE/Pong-v5", "Pong-v4", "NopeNoFrameskip-v4", ""]
+)
+def test_only_games_without_frame_skip_are_accepted(name):
+    with pytest.raises(ValueError, match="PongNoFrameskip-v4"):
+        make_atari(name)
+
+
+def test_lives_in_a_real_game():
+    env = wrap_deepmind(make_atari("BreakoutNoFrameskip-v4"))
+    source = iter(ExperienceSource([env], lambda states: np.zeros(1, np.int64), seed=0))
+    ends, episode = 0, None
+    while episode is None:
+        (transition,) = next(source)
+        ends += transition.terminated
+        episode = transition.episode
+    assert ends == 5  # a game of Breakout has five lives
+    assert episode.reward == 0.0
