@@ -120,21 +120,25 @@ class ReplayBuffer:
                 raise ValueError("every transition has lost frames: the capacity is too small")
             indices[lost] = self._rng.choice(whole, size=np.count_nonzero(lost))
             windows = self._windows[indices]
-        slots = torch.from_numpy(windows.ravel() % len(self._frames))
-        # A GPU takes the frames from pinned memory while the CPU goes on; the copy is ordered
-        # before all that uses it, and the block is not handed out again until it is done.
-        pinned = self.device.type == "cuda"
-        shape = (len(slots), *self._frames.shape[1:])
-        frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-        torch.index_select(torch.from_numpy(self._frames), 0, slots, out=frames)
-        frames = self._to_device(frames).unflatten(0, windows.shape)
         return Batch(
-            states=frames[:, :-1].contiguous(),
-            actions=self._to_device(torch.from_numpy(self._actions[indices])),
-            rewards=self._to_device(torch.from_numpy(self._rewards[indices])),
-            terminated=self._to_device(torch.from_numpy(self._terminated[indices])),
-            next_states=frames[:, 1:].contiguous(),
+            states=self._gather(windows[:, :-1]),
+            actions=self._to_device(self._actions[indices]),
+            rewards=self._to_device(self._rewards[indices]),
+            terminated=self._to_device(self._terminated[indices]),
+            next_states=self._gather(windows[:, 1:]),
         )
+
+    def _gather(self, numbers: np.ndarray) -> torch.Tensor:
+        """Stack frames by their numbers, (batch, stack), into (batch, stack, height, width)."""
+        # NumPy copies a few hundred frames sooner than torch has woken up its threads.
+        return self._to_device(self._frames[numbers % len(self._frames)])
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cuda":
+            # From pinned memory the GPU takes the data by itself, while the CPU goes on.
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device)
 
     def _store(self, frame: np.ndarray) -> int:
         """Write a frame of shape (1, height, width) into the ring and return its number."""
@@ -142,6 +146,3 @@ class ReplayBuffer:
         self._frames[number % len(self._frames)] = frame[0]
         self._frames_written += 1
         return number
-
-    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.device, non_blocking=True)

@@ -1,0 +1,80 @@
+"""Measure the ladder: run rungs and techniques, and write tables and figures.
+
+From a clean clone to your own table and figures:
+
+    python -m benchmarks ladder --run-dir runs/mine
+    python -m benchmarks table runs/mine
+
+Everything that is measured is a TensorBoard run: `tensorboard --logdir runs/mine` shows it.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from benchmarks import UserError
+
+# Modules of this package; only the chosen one is imported, so that --help and table are quick.
+COMMANDS = {
+    "ladder": "run the rungs, one after another, for their FPS or until they solve Pong",
+    "table": "write the table and the figures of runs, from their TensorBoard events",
+    "sweep": "run one experiment that changes a single setting, with its table and figure",
+    "techniques": "measure each optimisation by itself on the same network and data",
+    "breakdown": "show where one iteration of a rung goes, and what bounds it",
+    "peers": "compare with ptan and Stable-Baselines3 at the same work",
+}
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with exit code 2."""
+        self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a subcommand; returns the exit code."""
+    argv, rung_flags = _split(list(argv))
+    parser = OneLineParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", required=True)
+    module = None
+    for name, summary in COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if argv[:1] == [name]:
+            module = importlib.import_module(f"benchmarks.{name}")
+            subparser.description = module.__doc__
+            module.add_arguments(subparser)
+    args = parser.parse_args(argv)
+    assert module is not None  # the parser accepts nothing else
+    if rung_flags and not hasattr(args, "rung_flags"):
+        parser.error(f"{args.command} runs no rungs: nothing can follow --")
+    args.rung_flags = rung_flags
+    try:
+        return module.run(args)
+    except UserError as error:
+        print(f"{parser.prog} {args.command}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{parser.prog} {args.command}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """What is ours, and what follows ``--``, which is for the rungs."""
+    if "--" not in argv:
+        return argv, []
+    position = argv.index("--")
+    return argv[:position], argv[position + 1 :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,173 @@
+"""DQN on Pong with ptan: the same work as the ladder's rungs, as a program.
+
+It runs in the peers' environment and prints one JSON line: frames, updates and frames per
+second after the replay buffer was filled.
+"""
+
+import argparse
+import copy
+import json
+import time
+from typing import Any
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+import ptan
+import torch
+from torch import multiprocessing, nn
+from torch.nn.functional import mse_loss
+
+gym.register_envs(ale_py)
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+
+STEPS = 4  # frames of an update of the parallel loop
+QUEUE_SIZE = 8
+
+
+class Net(nn.Module):
+    """The Nature DQN network."""
+
+    def __init__(self, n_actions: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(4, 32, 8, 4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, 2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(3136, 512),
+            nn.ReLU(),
+            nn.Linear(512, n_actions),
+        )
+
+    def forward(self, frames: torch.Tensor) -> torch.Tensor:
+        """Value the actions."""
+        return self.layers(frames / 255.0)
+
+
+def make_env() -> gym.Env:
+    """Pong with ptan's wrappers."""
+    return ptan.common.wrappers.wrap_dqn(gym.make("PongNoFrameskip-v4"), noop_max=30)
+
+
+def make_source(envs: list[gym.Env], net: nn.Module, epsilon: float, device: str) -> Any:
+    """Ptan's agent, playing."""
+    selector = ptan.actions.EpsilonGreedyActionSelector(epsilon)
+    agent = ptan.agent.DQNAgent(net, selector, device=torch.device(device))
+    envs_or_env = envs if len(envs) > 1 else envs[0]
+    return ptan.experience.ExperienceSourceFirstLast(envs_or_env, agent, gamma=0.99, steps_count=1)
+
+
+def play(net: nn.Module, queue: Any, epsilon: float, device: str) -> None:
+    """What the player process does."""
+    torch.set_num_threads(1)
+    for experience in make_source([make_env()], net, epsilon, device):
+        queue.put(experience)
+
+
+class Learner:
+    """Network, target network and optimizer."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.net = Net(make_env().action_space.n).to(device)
+        self.target = copy.deepcopy(self.net)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), 1e-4)
+
+    def update(self, batch: list[Any]) -> None:
+        """One gradient step."""
+        last = [e.state if e.last_state is None else e.last_state for e in batch]
+        states = torch.as_tensor(np.asarray([e.state for e in batch])).to(self.device)
+        last_states = torch.as_tensor(np.asarray(last)).to(self.device)
+        actions = torch.tensor([int(e.action) for e in batch]).to(self.device)
+        rewards = torch.tensor([float(e.reward) for e in batch]).to(self.device)
+        terminated = torch.tensor([e.last_state is None for e in batch]).to(self.device)
+
+        self.optimizer.zero_grad()
+        taken = self.net(states).gather(1, actions.unsqueeze(1)).squeeze(1)
+        with torch.no_grad():
+            next_values = self.target(last_states).amax(1)
+            next_values[terminated] = 0.0
+        mse_loss(taken, rewards + 0.99 * next_values).backward()
+        self.optimizer.step()
+
+
+def serial(args: argparse.Namespace, learner: Learner) -> tuple[int, int, float]:
+    """Play in ``--envs`` environments in turn; returns frames, updates and seconds."""
+    envs = [make_env() for _ in range(args.envs)]
+    source = make_source(envs, learner.net, args.epsilon, learner.device)
+    buffer = ptan.experience.ExperienceReplayBuffer(source, 100_000)
+    buffer.populate(args.replay_initial)
+    begin, frames, updates = time.perf_counter(), 0, 0
+    while frames < args.frames:
+        buffer.populate(args.envs)
+        frames += args.envs
+        learner.update(buffer.sample(32 * args.envs))
+        source.pop_rewards_steps()
+        updates += 1
+        if updates % 1_000 == 0:
+            learner.target.load_state_dict(learner.net.state_dict())
+    synchronize(learner.device)
+    return frames, updates, time.perf_counter() - begin
+
+
+def parallel(args: argparse.Namespace, learner: Learner) -> tuple[int, int, float]:
+    """Play in a process of its own; returns frames, updates and seconds."""
+    learner.net.share_memory()
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue(maxsize=QUEUE_SIZE)
+    player = context.Process(
+        target=play, args=(learner.net, queue, args.epsilon, learner.device), daemon=True
+    )
+    player.start()
+    buffer = ptan.experience.ExperienceReplayBuffer(None, 100_000)
+    for _ in range(args.replay_initial):
+        buffer._add(queue.get())
+    begin, frames, updates = time.perf_counter(), 0, 0
+    while frames < args.frames:
+        new = [queue.get()]  # at least one, then what is there, as the rung does
+        while len(new) < QUEUE_SIZE and not queue.empty():
+            new.append(queue.get())
+        for experience in new:
+            buffer._add(experience)
+        frames += len(new)
+        learner.update(buffer.sample(32 * STEPS))
+        updates += 1
+        if updates % 1_000 == 0:
+            learner.target.load_state_dict(learner.net.state_dict())
+    synchronize(learner.device)
+    seconds = time.perf_counter() - begin
+    player.kill()
+    player.join()
+    return frames, updates, seconds
+
+
+def synchronize(device: str) -> None:
+    """Wait for the GPU."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Read the flags, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--envs", type=int, default=1)
+    parser.add_argument("--parallel", action="store_true")
+    parser.add_argument("--replay-initial", type=int, default=1_000)
+    parser.add_argument("--frames", type=int, default=2_000, help="played after filling")
+    parser.add_argument("--epsilon", type=float, default=0.02)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cuda", action="store_true")
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    np.random.seed(args.seed)
+    loop = parallel if args.parallel else serial
+    frames, updates, seconds = loop(args, Learner("cuda" if args.cuda else "cpu"))
+    print(json.dumps({"frames": frames, "updates": updates, "fps": frames / seconds}))
+
+
+if __name__ == "__main__":
+    main()

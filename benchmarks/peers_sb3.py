@@ -1,0 +1,87 @@
+"""DQN on Pong with Stable-Baselines3: the same work as the ladder's rungs, as a program.
+
+It runs in the peers' environment and prints one JSON line: frames, updates and frames per
+second after the replay buffer was filled.
+"""
+
+import argparse
+import json
+import time
+
+import ale_py
+import gymnasium as gym
+import torch
+from stable_baselines3 import DQN
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.vec_env import VecFrameStack
+
+gym.register_envs(ale_py)
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+
+
+class Stopwatch(BaseCallback):
+    """Measures from the end of filling and stops after so many frames."""
+
+    def __init__(self, initial: int, frames: int) -> None:
+        super().__init__()
+        self.initial, self.frames = initial, frames
+        self.begin: float | None = None
+        self.played, self.seconds = 0, 0.0
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps <= self.initial:
+            return True
+        if self.begin is None:
+            self.begin, self.first = time.perf_counter(), self.num_timesteps
+        self.played = self.num_timesteps - self.first
+        if self.played < self.frames:
+            return True
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.seconds = time.perf_counter() - self.begin
+        return False
+
+
+def main() -> None:
+    """Read the flags, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--envs", type=int, default=1)
+    parser.add_argument("--replay-initial", type=int, default=1_000)
+    parser.add_argument("--frames", type=int, default=2_000, help="played after filling")
+    parser.add_argument("--epsilon", type=float, default=0.02)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cuda", action="store_true")
+    args = parser.parse_args()
+    # One after another in this process, as the rung steps them (DummyVecEnv is the default).
+    env = make_atari_env("PongNoFrameskip-v4", n_envs=args.envs, seed=args.seed)
+    model = DQN(
+        "CnnPolicy",
+        VecFrameStack(env, n_stack=4),
+        learning_rate=1e-4,
+        buffer_size=100_000,
+        learning_starts=args.replay_initial,
+        batch_size=32 * args.envs,
+        gamma=0.99,
+        train_freq=(1, "step"),  # of the vector: one frame of every environment
+        gradient_steps=1,
+        target_update_interval=1_000 * args.envs,  # in frames
+        exploration_initial_eps=args.epsilon,
+        exploration_final_eps=args.epsilon,
+        seed=args.seed,
+        device="cuda" if args.cuda else "cpu",
+    )
+    stopwatch = Stopwatch(args.replay_initial, args.frames)
+    # No logging and no limit: the stopwatch ends it.
+    model.learn(10**9, callback=stopwatch, log_interval=10**9)
+    frames = stopwatch.played
+    result = {
+        "frames": frames,
+        "updates": frames // args.envs,
+        "fps": frames / stopwatch.seconds,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Figures as PNG: bars with their spread, and curves with theirs as a band."""
+
+import statistics
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")  # no screen needed
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.colors import TABLEAU_COLORS
+from matplotlib.figure import Figure
+
+from benchmarks.runner import find_rungs
+
+PALETTE = list(TABLEAU_COLORS)  # their names
+STYLES = ("-", "--", ":", "-.")  # of the variants of one rung, which share its colour
+POINTS = 400  # of the grid that runs are brought to
+
+
+class Bar(NamedTuple):
+    """A bar: the values of repeated runs."""
+
+    label: str
+    values: Sequence[float]
+    colour: str
+
+
+class Curve(NamedTuple):
+    """One run: y over x; ``holds`` if y may be taken to stay as it ended (it was solved)."""
+
+    x: np.ndarray
+    y: np.ndarray
+    holds: bool
+
+
+class Band(NamedTuple):
+    """The repeated runs of one thing, drawn as their median in a band from min to max."""
+
+    label: str
+    curves: Sequence[Curve]
+    colour: str
+    style: str = "-"
+
+
+def rung_colour(script: str) -> str:
+    """The colour of a rung, the same in every figure."""
+    names = list(find_rungs())
+    known = script in names
+    return PALETTE[(names.index(script) if known else zlib.crc32(script.encode())) % len(PALETTE)]
+
+
+def bar_figure(path: Path, title: str, unit: str, bars: Sequence[Bar], machine: str) -> None:
+    """Horizontal bars from top to bottom: the median, a line from min to max, a dot per run."""
+    figure, axes = _figure(title, machine, height=1.5 + 0.45 * max(len(bars), 1))
+    longest = max((max(bar.values) for bar in bars if bar.values), default=1.0)
+    for row, bar in enumerate(bars):
+        if not bar.values:
+            axes.text(0, row, " not measured", va="center", color="grey", fontsize=9)
+            continue
+        middle, low, high = statistics.median(bar.values), min(bar.values), max(bar.values)
+        axes.barh(row, middle, color=bar.colour, height=0.6)
+        if len(bar.values) > 1:
+            axes.plot([low, high], [row, row], color="black", linewidth=1.5)
+            axes.plot(bar.values, [row] * len(bar.values), "o", color="black", markersize=3)
+        digits = 1 if middle < 100 else 0
+        axes.text(high + longest * 0.015, row, f"{middle:,.{digits}f}", va="center", fontsize=9)
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_xlim(0, longest * 1.12)
+    axes.set_xlabel(unit)
+    axes.grid(axis="x", alpha=0.3)
+    _save(figure, path)
+
+
+def band_figure(
+    path: Path,
+    title: str,
+    x_label: str,
+    y_label: str,
+    bands: Sequence[Band],
+    bounds: Sequence[float],
+    machine: str,
+) -> None:
+    """Curves over a common x axis; ``bounds`` are drawn as horizontal lines."""
+    figure, axes = _figure(title, machine, height=5.0)
+    drawn = [band for band in bands if any(len(curve.x) for curve in band.curves)]
+    for band in drawn:
+        x, low, middle, high = common_grid(band.curves)
+        # A single episode is a point: only a marker shows it.
+        marker = "o" if len(x) == 1 else ""
+        axes.plot(x, middle, band.style, marker=marker, color=band.colour, label=band.label)
+        axes.fill_between(x, low, high, color=band.colour, alpha=0.2, linewidth=0)
+    for bound in bounds:
+        axes.axhline(bound, color="grey", linestyle="--", linewidth=1, label=f"solved: {bound:g}")
+    if drawn:
+        axes.legend(fontsize=8)
+    else:
+        axes.text(0.5, 0.5, "no game was finished yet", ha="center", transform=axes.transAxes)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def common_grid(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Bring runs to common x values: x, and the lowest, median and highest y there.
+
+    The grid begins where every run has begun. A run that holds goes on as it ended; the grid
+    ends with the first run that does not hold, or with the last run if all hold, so that the
+    median is over the same runs everywhere. Runs that would leave no grid, because they ended
+    before another one had begun, are left out.
+    """
+    curves = [curve for curve in curves if len(curve.x)]
+    begin = max(curve.x[0] for curve in curves)
+    curves = [curve for curve in curves if curve.holds or curve.x[-1] >= begin]
+    cut = [curve.x[-1] for curve in curves if not curve.holds]
+    end = min(cut) if cut else max(curve.x[-1] for curve in curves)
+    x = np.linspace(begin, end, POINTS) if end > begin else np.array([begin])
+    y = np.array([np.interp(x, curve.x, curve.y) for curve in curves])
+    return x, y.min(axis=0), np.median(y, axis=0), y.max(axis=0)
+
+
+def _figure(title: str, machine: str, height: float) -> tuple[Figure, Axes]:
+    figure, axes = plt.subplots(figsize=(9.0, height), layout="constrained")
+    figure.suptitle(title, fontsize=12)
+    axes.set_title(machine, fontsize=7, color="dimgrey")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

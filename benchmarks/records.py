@@ -1,0 +1,143 @@
+"""Runs as their TensorBoard events tell of them, finished or not."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import PLUGIN_NAME, SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from benchmarks.report import HARDWARE, LIBRARIES
+
+Setting = str | float  # TensorBoard keeps every number as a float, and flags as 0 and 1
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """The run by episode: arrays of the same length."""
+
+    seconds: np.ndarray  # since the first environment step
+    frames: np.ndarray
+    avg_reward: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A run."""
+
+    folder: Path
+    script: str
+    seed: int
+    settings: dict[str, Setting]  # the hyperparameters, without the seed and the folder
+    machine: dict[str, Setting]
+    curves: Curves
+    fps: float | None  # of the training phase; None: training did not begin
+    minutes: float  # of wall clock, until solved or until the last sign of life
+    frames: int
+    avg_reward: float | None  # the last one; None: no episode was completed
+    solved: bool
+    finished: bool  # solved, or the frame limit was reached; an interrupted run is neither
+
+    @property
+    def bar(self) -> float:
+        """The avg_reward at which the run counts as solved."""
+        return float(self.settings.get("stop_reward", 17))
+
+
+def read_records(folder: Path) -> list[Record]:
+    """All runs below a folder, in the order of their names; other files are ignored."""
+    records = (read_record(run) for run in _run_folders(folder))
+    return [record for record in records if record is not None]
+
+
+def read_record(folder: Path) -> Record | None:
+    """The run whose events lie in the folder; None if they do not say what was run.
+
+    A file that ends in the middle of an event is read up to there.
+    """
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    told = _hparams(events)
+    if "script" not in told:
+        return None
+    script, seed = str(told.pop("script")), int(told.pop("seed", 0))
+    told.pop("run_dir", None)
+    machine = {name: told.pop(name) for name in (*HARDWARE, *LIBRARIES) if name in told}
+    outcome = {name: values[-1] for name, (_, values) in _scalars(events, "outcome/").items()}
+
+    curves = _curves(events)
+    updates = outcome.get("updates", 1.0)  # none: the figure is that of filling the buffer
+    fps = outcome.get("fps") if updates else None
+    if fps is None:
+        fps = _last(events, "train/avg_fps")
+    frames = outcome.get("frames") or _latest(events, "frames", curves.frames)
+    seconds = outcome.get("seconds") or _latest(events, "time_passed", curves.seconds)
+    solved = bool(outcome.get("solved", 0.0))
+    limit = float(told.get("max_frames", 0))
+    return Record(
+        folder=folder,
+        script=script,
+        seed=seed,
+        settings=told,
+        machine=machine,
+        curves=curves,
+        fps=fps,
+        minutes=seconds / 60,
+        frames=int(frames),
+        avg_reward=float(curves.avg_reward[-1]) if len(curves.avg_reward) else None,
+        solved=solved,
+        finished="frames" in outcome and (solved or 0 < limit <= frames),
+    )
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    yield from sorted({file.parent for file in folder.rglob("events.out.tfevents.*")})
+
+
+def _hparams(events: EventAccumulator) -> dict[str, Setting]:
+    try:
+        content = events.PluginTagToContent(PLUGIN_NAME).get(SESSION_START_INFO_TAG)
+    except KeyError:  # no event of the plugin at all
+        content = None
+    if content is None:
+        return {}
+    start = HParamsPluginData.FromString(content).session_start_info
+    return {name: _setting(value) for name, value in start.hparams.items()}
+
+
+def _setting(value: Any) -> Setting:
+    kind = value.WhichOneof("kind")
+    if kind == "bool_value":
+        return float(value.bool_value)
+    return value.number_value if kind == "number_value" else value.string_value
+
+
+def _scalars(events: EventAccumulator, prefix: str) -> dict[str, tuple[list[int], list[float]]]:
+    """Steps and values by the tag's name behind the prefix."""
+    found = {}
+    for tag in events.Tags()["scalars"]:
+        if tag.startswith(prefix):
+            points = events.Scalars(tag)
+            found[tag.removeprefix(prefix)] = ([p.step for p in points], [p.value for p in points])
+    return found
+
+
+def _curves(events: EventAccumulator) -> Curves:
+    """The episodes of which everything was written; of the last one that may be a part."""
+    tags = _scalars(events, "episodes/")
+    names = ("time_passed", "frames", "avg_reward")
+    by_step = [dict(zip(*tags.get(name, ([], [])), strict=True)) for name in names]
+    steps = sorted(set.intersection(*(set(points) for points in by_step)))
+    return Curves(*(np.array([points[step] for step in steps]) for points in by_step))
+
+
+def _last(events: EventAccumulator, tag: str) -> float | None:
+    return events.Scalars(tag)[-1].value if tag in events.Tags()["scalars"] else None
+
+
+def _latest(events: EventAccumulator, name: str, by_episode: np.ndarray) -> float:
+    """The last value of a counter that several curves tell of."""
+    values = [_last(events, f"{phase}/{name}") for phase in ("filling", "train", "episodes")]
+    return max([0.0, *by_episode[-1:], *(value for value in values if value is not None)])

@@ -1,0 +1,290 @@
+"""Running rungs as programs, one after another, and not those again that are complete."""
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+from benchmarks import UserError
+from benchmarks.records import Record, Setting, read_records
+
+ROOT = Path(__file__).resolve().parent.parent
+FRAMES = 10_000
+REPLAY_INITIAL = 2_000
+WORST_REWARD = -21  # of a game of Pong
+PROGRESS = re.compile(r"avg_reward\s+(\S+)\s.*\bframes\s+([\d,]+)")
+
+
+def find_rungs() -> dict[str, Path]:
+    """The rungs by name, in the order of the ladder."""
+    return {path.stem: path for path in sorted(ROOT.glob("[0-9][0-9]_*.py"))}
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
+    """Flags of every subcommand that runs rungs."""
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--frames",
+        type=positive,
+        default=FRAMES,
+        metavar="N",
+        help="compare FPS: stop each run after N frames, filling of the replay buffer included. "
+        "Such a run plays with the final epsilon from the start (--epsilon-frames 1), since "
+        "a random action costs no forward pass (default: %(default)s)",
+    )
+    length.add_argument(
+        "--solve", action="store_true", help="go the whole way instead, until Pong is solved"
+    )
+    parser.add_argument(
+        "--replay-initial",
+        type=positive,
+        metavar="N",
+        help="frames that fill the replay buffer before training begins (default: "
+        f"{REPLAY_INITIAL} with --frames, the rung's own with --solve)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=positive,
+        default=3,
+        metavar="K",
+        help="runs of each, with seeds 0 to K-1 (default: %(default)s)",
+    )
+    parser.add_argument("--cuda", action="store_true", help="train on the GPU")
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        default=Path(run_dir),
+        metavar="FOLDER",
+        help="where the runs are written; what is complete there is not run again "
+        "(default: %(default)s)",
+    )
+    parser.set_defaults(rung_flags=[])  # those after --
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, for argparse."""
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return value
+
+
+def common_flags(args: argparse.Namespace) -> list[str]:
+    """What every run of the suite is started with, besides its seed and the flags after --."""
+    initial = args.replay_initial
+    flags = ["--run-dir", str(args.run_dir.resolve())]
+    if not args.solve:
+        initial = initial or REPLAY_INITIAL
+        if args.frames <= initial:
+            raise UserError(
+                f"--frames {args.frames} leaves nothing to train after filling the replay "
+                f"buffer with --replay-initial {initial} frames"
+            )
+        flags += ["--max-frames", str(args.frames), "--epsilon-frames", "1"]
+    if initial:
+        flags += ["--replay-initial", str(initial)]
+    if args.cuda:
+        flags.append("--cuda")
+    return flags
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run that is to be there."""
+
+    script: Path
+    seed: int
+    flags: Sequence[str]
+    settings: dict[str, Setting] | None = field(init=False)  # None: the script cannot tell them
+    defaults: dict[str, Setting] = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings, defaults = _settings(self.script, self.flags)
+        object.__setattr__(self, "settings", settings)
+        object.__setattr__(self, "defaults", defaults)
+
+    def __str__(self) -> str:
+        return f"{self.script.stem} seed {self.seed}"
+
+    @property
+    def command(self) -> list[str]:
+        """What is executed."""
+        return [sys.executable, str(self.script), *self.flags, "--seed", str(self.seed)]
+
+    def done_by(self, record: Record) -> bool:
+        """Whether the run is just what this job would do, and complete."""
+        return (
+            record.finished
+            and (record.script, record.seed) == (self.script.stem, self.seed)
+            # A setting that is younger than the run had the effect of its default.
+            and self.defaults | record.settings == self.settings
+        )
+
+
+def run_suite(jobs: Sequence[Job], run_dir: Path) -> int:
+    """Run what is not complete yet, in the order given; returns how many runs failed."""
+    records = read_records(run_dir)
+    missing = [job for job in jobs if not any(job.done_by(record) for record in records)]
+    if len(missing) < len(jobs):
+        print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are complete in {run_dir} already")
+    failures = 0
+    # Smoothing 0: the time left follows from the whole suite, not from the last run alone.
+    layout = "{desc} {n:.1f}/{total} runs |{bar}| {elapsed} passed, {remaining} left {postfix}"
+    with (
+        tqdm(total=len(missing), smoothing=0, bar_format=layout, disable=None) as bar,
+        _terminable(),
+    ):
+        for number, job in enumerate(missing):
+            bar.set_description_str(str(job))
+            last_line, error = "", ""
+            with _Program(job.command) as program:
+                for last_line in program.lines():
+                    bar.n = number + _progress(last_line, job.settings or {})
+                    bar.set_postfix_str(last_line[:60])
+                error = program.problem()
+            bar.n = number + 1
+            bar.refresh()
+            failures += bool(error)
+            tqdm.write(f"[{number + 1}/{len(missing)}] {job}: {error or last_line}")
+            sys.stdout.flush()
+    return failures
+
+
+class _Program:
+    """A rung that runs. It ends before the ``with`` does."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, see __exit__
+        # In a process group of its own: a Ctrl-C of the terminal reaches us alone, and we pass
+        # it on once. A rung that gets a second one does not write its records.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
+
+    def __enter__(self) -> "_Program":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        while self._process.poll() is None:
+            if kind is not None:
+                asked = signal.SIGINT if kind is KeyboardInterrupt else signal.SIGTERM
+                self._process.send_signal(asked)
+            try:
+                self._process.communicate()
+            except KeyboardInterrupt as error:  # a second Ctrl-C is passed on, too
+                kind = type(error)
+        self._errors.close()
+
+    def lines(self) -> Iterator[str]:
+        """What it prints, as it comes."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            yield line.strip()
+
+    def problem(self) -> str:
+        """Wait for its end; how it failed, in one line, or nothing."""
+        code = self._process.wait()
+        if code == 0:
+            return ""
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors if line.strip()] or ["it said nothing"]
+        how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+        return f"failed ({how}): {lines[-1]}"
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind, so that it reaches the rung, too."""
+
+    def stop(number: int, _: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _progress(line: str, settings: dict[str, Setting]) -> float:
+    """How far a run is, from 0 to 1, by its line of an episode."""
+    found = PROGRESS.search(line)
+    if not found:
+        return 0.0
+    limit, bar = float(settings.get("max_frames", 0)), float(settings.get("stop_reward", 17))
+    done = (float(found[1]) - WORST_REWARD) / (bar - WORST_REWARD) if bar > WORST_REWARD else 0.0
+    if limit:
+        done = max(done, int(found[2].replace(",", "")) / limit)
+    return min(max(done, 0.0), 1.0)
+
+
+def _settings(
+    script: Path, flags: Sequence[str]
+) -> tuple[dict[str, Setting] | None, dict[str, Setting]]:
+    """The settings that a rung would run with, and its defaults, as its records name them.
+
+    The rung is imported for its options, so a bad flag shows before anything is run.
+    """
+    from lib.arguments import Hyperparams, parse  # late: it imports torch
+
+    try:
+        module = _import(script)
+    except (Exception, SystemExit):  # a rung that does not even start fails when it is its turn
+        return None, {}
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Hyperparams)
+    ]
+    options = max(classes, key=lambda c: len(c.__mro__), default=Hyperparams)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            values = parse(options, "", list(flags))
+    except SystemExit:
+        # "<program>: error: <what> (--help lists the flags)"
+        message = said.getvalue().strip().split("error: ", 1)[-1]
+        raise UserError(f"{script.name}: {message.split(' (--help')[0]}") from None
+    return _as_settings(asdict(values)), _as_settings(asdict(options()))
+
+
+def _import(script: Path) -> ModuleType:
+    if script.stem in sys.modules:
+        return sys.modules[script.stem]
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[script.stem] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[script.stem]
+        raise
+    return module
+
+
+def _as_settings(values: dict[str, Any]) -> dict[str, Setting]:
+    return {
+        name: value if isinstance(value, str) else float(value)
+        for name, value in values.items()
+        if name not in ("seed", "run_dir") and value is not None
+    }
