@@ -293,9 +293,10 @@ def run_rung(
         attach_handlers(engine, run, epsilon)
 
         # Not the rung's own rate of filling: that one includes the start of a player.
-        @engine.on(PlayEvents.FRAMES_PLAYED(once=1))
+        @engine.on(PlayEvents.FRAMES_PLAYED)
         def first_frames(engine: Engine) -> None:
-            filling.update(frames=engine.state.frames, begin=perf_counter())
+            if not filling:
+                filling.update(frames=engine.state.frames, begin=perf_counter())
 
         @engine.on(Events.ITERATION_STARTED(once=1))
         def filled(engine: Engine) -> None:

@@ -176,8 +176,8 @@ def write(fps: dict[Contender, list[float]], args: argparse.Namespace) -> None:
             f"seeds 0 to {args.rounds - 1}, one per round, everybody in turn; "
             f"{args.frames:,} frames after filling the replay buffer with "
             f"{args.replay_initial:,}; epsilon {args.epsilon:g}",
-            "everybody's own wrappers, replay buffer and loss; ptan in a loop in the manner of "
-            "its examples, with a multiprocessing.Queue of 8 where the player has its process",
+            "everybody's own wrappers, replay buffer and loss; ptan's in a loop "
+            "of ours, with a multiprocessing.Queue of 8 where the player has its process",
             "Stable-Baselines3 has no loop with a player process",
         ],
     )
