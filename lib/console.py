@@ -21,9 +21,8 @@ class Console:
     def __init__(self, run: Run) -> None:
         self.hyperparams = run.hyperparams
         # On its way from 0 to 1; tqdm's own rate would mix up the phases, so it is not shown.
-        self.bar = tqdm(
-            total=1.0, bar_format="{desc} {percentage:3.0f}%|{bar}|{postfix}", disable=None
-        )
+        layout = "{desc} |{bar}| {percentage:3.0f}%"
+        self.bar = tqdm(total=1.0, bar_format=layout, leave=False, delay=0.1, disable=None)
         self.first_reward: float | None = None
         self.refreshed = 0.0
 
@@ -56,11 +55,10 @@ class Console:
         state = engine.state
         if self.first_reward is None:
             self.first_reward = state.episode.reward
-        speed = f"{state.fps:5,.0f} FPS" if state.fps else "        -"
         self.say(
             f"episode {state.episodes:4,}  reward {state.episode.reward:5.0f}  "
             f"avg_reward {state.avg_reward:6.2f}  steps {state.episode.steps:5,}  "
-            f"frames {state.frames:9,}  {state.phase} {speed}  {_clock(state.time_passed)}"
+            f"frames {state.frames:9,}  {state.phase} {_fps(state.fps):>9}  {_clock(state.time_passed)}"
         )
 
     def frames_played(self, engine: Engine) -> None:
@@ -70,19 +68,15 @@ class Console:
             return
         self.refreshed = now
         state, goal = engine.state, self.hyperparams.stop_reward
+        status = f"{state.phase} {state.frames:,} frames, {_fps(state.fps)}"
         if state.phase == "filling":
             done = state.frames / self.hyperparams.replay_initial
-            status = f"{state.frames:,} frames, {state.fps:,.0f} FPS"
         else:
+            status += f", avg_reward {state.avg_reward:.2f} on its way to {goal:g}"
             first = goal if self.first_reward is None else self.first_reward
             done = (state.avg_reward - first) / (goal - first) if first < goal else 0.0
-            status = (
-                f"{state.frames:,} frames, {state.fps:,.0f} FPS, "
-                f"avg_reward {state.avg_reward:.2f} -> {goal:g}"
-            )
         self.bar.n = min(max(done, 0.0), 1.0)
-        self.bar.set_description_str(state.phase, refresh=False)
-        self.bar.set_postfix_str(status, refresh=True)
+        self.bar.set_description_str(status)
 
     def close(self) -> None:
         """Remove the bar."""
@@ -97,6 +91,11 @@ class Console:
         """Print a line above the bar."""
         tqdm.write(line)
         sys.stdout.flush()  # a log file or a pipe shows it at once, too
+
+
+def _fps(fps: float) -> str:
+    """FPS once the first ones of the phase are measured."""
+    return f"{fps:,.0f} FPS" if fps else "- FPS"
 
 
 def _clock(seconds: float) -> str:
