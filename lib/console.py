@@ -58,7 +58,8 @@ class Console:
         self.say(
             f"episode {state.episodes:4,}  reward {state.episode.reward:5.0f}  "
             f"avg_reward {state.avg_reward:6.2f}  steps {state.episode.steps:5,}  "
-            f"frames {state.frames:9,}  {state.phase} {_fps(state.fps):>9}  {_clock(state.time_passed)}"
+            f"frames {state.frames:9,}  {state.phase} {_fps(state.fps):>9}  "
+            f"{_clock(state.time_passed)}"
         )
 
     def frames_played(self, engine: Engine) -> None:
