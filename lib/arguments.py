@@ -17,6 +17,8 @@ import torch
 
 from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
 
+MOST_SAMPLES = 65_536  # per update; 2 GB of frames
+
 
 def option(
     default: Any,
@@ -76,6 +78,9 @@ class Hyperparams:
             return "--replay-initial is more than --replay-size: training would never begin"
         if self.epsilon_final > self.epsilon_start:
             return "--epsilon-final is more than --epsilon-start"
+        samples = self.batch_size * getattr(self, "envs", 1) * getattr(self, "steps", 1)
+        if samples > MOST_SAMPLES:
+            return f"--batch-size: an update would take {samples:,} samples, over {MOST_SAMPLES:,}"
         needed, present = self.replay_size * 7_600, _memory_bytes()
         if needed > present:
             return (

@@ -105,8 +105,8 @@ def prepare_torch(seed: int) -> None:
     """Seed torch and set what every process of a run sets before it computes anything."""
     random.seed(seed)
     torch.manual_seed(seed)
-    # A unit that is never active has moments in Adam that decay to denormal numbers, on which
-    # a CPU is a hundred times slower. Threads inherit this, so it comes before the first one.
+    # Numbers below 1e-38 (the moments that Adam keeps of a unit that is never active end there)
+    # can take a CPU many times as long. Threads inherit this, so it comes before the first one.
     torch.set_flush_denormal(True)
     _keep_freed_memory()
 

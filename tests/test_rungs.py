@@ -106,6 +106,7 @@ BAD = [
     ("02_n_envs", ("--envs", "three")),
     ("02_n_envs", ("--envs", "1000000")),
     ("02_n_envs", ("--steps", "0")),
+    ("02_n_envs", ("--batch-size", "4096", "--envs", "200")),
     ("03_parallel", ("--steps", "0")),
     ("03_parallel", ("--sync-frames", "-1")),
     ("03_parallel", ("--play-device", "toaster")),
