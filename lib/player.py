@@ -2,7 +2,7 @@
 
 The queue is one pipe in each direction. Transitions go one way; the other way go the numbers
 of transitions that were taken, and a player that is ``bound`` ahead waits for them. So
-nobody spins or polls, nothing is left in the system when a process is killed, and whichever
+nobody spins, nothing is left in the system when a process is killed, and whichever
 side dies, the other one reads the end of the pipe at once, in the middle of a message too,
 where a lock of ``multiprocessing.Queue`` would have died with its holder.
 """
