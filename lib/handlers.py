@@ -3,6 +3,7 @@
 They keep their figures in the engine's state, beside those of ``lib.events``:
 
     avg_reward, best_avg_reward   smoothed exponentially, from the first episode on
+    solved                        whether avg_reward reached the bound
     time_passed                   seconds since the first environment step
     phase                         "filling" (the replay buffer), then "training"
     fps, avg_fps                  frames per second lately, and in the whole phase
@@ -48,6 +49,7 @@ def track_reward(engine: Engine, bound: float) -> None:
     """Smooth the reward exponentially, from the first episode on; stop at the bound."""
     engine.state.episode = None
     engine.state.avg_reward, engine.state.best_avg_reward = math.nan, -math.inf
+    engine.state.solved = False  # and once it is, games that end in the same step change nothing
 
     @engine.on(PlayEvents.EPISODE_COMPLETED)
     def smooth(engine: Engine) -> None:
@@ -64,6 +66,7 @@ def track_reward(engine: Engine, bound: float) -> None:
 
     @engine.on(PlayEvents.SOLVED)
     def stop(engine: Engine) -> None:
+        engine.state.solved = True
         engine.terminate()
 
 

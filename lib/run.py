@@ -86,7 +86,7 @@ def launch(
             for summary in (experiment, begin):  # an unfinished run is listed, too
                 tensorboard.writer.file_writer.add_summary(summary)
             state = train(hyperparams, run)
-            outcome = describe_outcome(state, solved=state.avg_reward >= hyperparams.stop_reward)
+            outcome = describe_outcome(state)
             for name, value in outcome.items():
                 if math.isfinite(value):  # avg_reward without any episode is not
                     tensorboard.writer.add_scalar(f"outcome/{name}", value)
@@ -160,7 +160,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def describe_outcome(state: State, solved: bool) -> dict[str, float]:
+def describe_outcome(state: State) -> dict[str, float]:
     """The figures by which runs are compared; FPS are those of training where it began."""
     return {
         "frames": state.frames,
@@ -169,7 +169,7 @@ def describe_outcome(state: State, solved: bool) -> dict[str, float]:
         "seconds": state.time_passed,
         "fps": state.avg_fps,
         "avg_reward": state.avg_reward,
-        "solved": float(solved),
+        "solved": float(state.solved),
     }
 
 

@@ -12,10 +12,12 @@ import numpy as np
 from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+# One thread per process, here and in what is started from here: batches are tiny, and threads
+# that wait for each other are slow where the machine has other work. Before torch is imported.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 ROOT = Path(__file__).parent.parent
 SERIAL = ["00_slow_grads", "01_baseline", "02_n_envs", "04_new_wrappers_n_env"]
-# One thread per process: batches are tiny here, and the tests should not mind company.
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 PARALLEL = ["03_parallel", "04_new_wrappers_parallel"]
 
 
@@ -61,9 +63,7 @@ class Scripted(gym.Env):
 def run_rung(script: str, folder: Path, *flags: str, timeout: float = 120) -> Any:
     """Run a rung to its end."""
     command = [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder)]
-    return subprocess.run(
-        [*command, *flags], capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT
-    )
+    return subprocess.run([*command, *flags], capture_output=True, text=True, timeout=timeout)
 
 
 def read_events(folder: Path) -> EventAccumulator:

@@ -82,6 +82,19 @@ def test_solved_ends_the_run_at_once(tmp_path):
     assert fired.count("solved") == 1
 
 
+def test_a_bad_game_in_the_same_step_does_not_undo_the_solution(tmp_path):
+    (good,) = next(stream([20.0], steps=1))
+    bad = good._replace(env=1, episode=Episode(-500.0, 1))
+    engine = Engine(lambda engine, batch: torch.tensor(0.0))
+    with TensorboardLogger(tmp_path) as tensorboard:
+        run = Run(Hyperparams(), torch.device("cpu"), tmp_path, tensorboard)
+        attach_handlers(engine, run, LinearEpsilon(1.0, 0.0, 10))
+        buffer = ReplayBuffer(100, (2, 2, 2))
+        state = engine.run(replay_batches(engine, [[good, bad]] * 3, buffer, 25, 4))
+    assert (state.solved, state.frames, state.episodes) == (True, 2, 2)
+    assert state.avg_reward < 17
+
+
 def test_training_begins_when_enough_was_played(tmp_path):
     state, _ = play(tmp_path, [0.0] * 5)
     assert (state.frames, state.iteration, state.phase) == (50, 50 - 20 + 1, "training")

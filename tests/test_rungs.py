@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ENVIRONMENT, PARALLEL, ROOT, SERIAL, read_events, run_rung
+from conftest import PARALLEL, ROOT, SERIAL, read_events, run_rung
 
 from lib.arguments import Hyperparams, parse
 
@@ -168,7 +168,7 @@ def test_a_loss_that_is_no_number_is_exit_code_1(tmp_path):
         poisoned.replace("loss.backward()", "loss = loss * float('nan'); loss.backward()")
     )
     command = [sys.executable, "poisoned.py", *QUICK, "--run-dir", "runs"]
-    environment = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     result = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
     )
@@ -184,7 +184,6 @@ def start(script: str, folder: Path, *flags: str) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=ENVIRONMENT,
     )
     for line in process.stdout:
         if line.startswith("training begins"):
