@@ -17,7 +17,7 @@ import torch
 
 from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
 
-MOST_SAMPLES = 65_536  # per update; 2 GB of frames
+MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
 
 
 def option(
