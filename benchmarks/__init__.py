@@ -1,5 +1,9 @@
-"""Runs rungs and techniques, and writes tables and figures: ``python -m benchmarks --help``."""
+"""Measuring the ladder; see ``python -m benchmarks --help``."""
 
 
 class UserError(Exception):
-    """Something the user can put right; the message says what, in one line."""
+    """What was asked for cannot be done; the message says why in one line. Exit code 2."""
+
+
+class Failed(Exception):  # noqa: N818, it is how a command ends
+    """Something that was run did not finish; the message says why in one line. Exit code 1."""

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from benchmarks import UserError
+from benchmarks import Failed, UserError
 
 # Modules of this package; only the chosen one is imported, so that --help and table are quick.
 COMMANDS = {
@@ -63,6 +63,9 @@ def main(argv: Sequence[str]) -> int:
     except UserError as error:
         print(f"{parser.prog} {args.command}: error: {error}", file=sys.stderr)
         return 2
+    except Failed as failed:
+        print(f"{parser.prog} {args.command}: failed: {failed}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"{parser.prog} {args.command}: interrupted", file=sys.stderr)
         return 130

@@ -2,7 +2,7 @@
 
 import statistics
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ class Bar(NamedTuple):
     label: str
     values: Sequence[float]
     colour: str
+    note: str = "not measured"  # what to say where there are no values
 
 
 class Curve(NamedTuple):
@@ -54,26 +55,74 @@ def rung_colour(script: str) -> str:
     return PALETTE[(names.index(script) if known else zlib.crc32(script.encode())) % len(PALETTE)]
 
 
-def bar_figure(path: Path, title: str, unit: str, bars: Sequence[Bar], machine: str) -> None:
-    """Horizontal bars from top to bottom: the median, a line from min to max, a dot per run."""
-    figure, axes = _figure(title, machine, height=1.5 + 0.45 * max(len(bars), 1))
+def bar_figure(
+    path: Path,
+    title: str,
+    unit: str,
+    bars: Sequence[Bar],
+    machine: str,
+    row_height: float = 0.45,
+    reference: float | None = None,
+) -> None:
+    """Horizontal bars from top to bottom: the median, a line from min to max, a dot per run.
+
+    Args:
+        path: of the PNG.
+        title: of the figure.
+        unit: what the bars tell, with its unit.
+        bars: from top to bottom.
+        machine: where it was measured, and how.
+        row_height: inches per bar.
+        reference: a value at which a vertical line is drawn.
+    """
+    figure, axes = _figure(title, machine, height=1.5 + row_height * max(len(bars), 1))
+    size = 9 if row_height > 0.3 else 7
     longest = max((max(bar.values) for bar in bars if bar.values), default=1.0)
     for row, bar in enumerate(bars):
         if not bar.values:
-            axes.text(0, row, " not measured", va="center", color="grey", fontsize=9)
+            axes.text(0, row, f" {bar.note[:90]}", va="center", color="grey", fontsize=size)
             continue
         middle, low, high = statistics.median(bar.values), min(bar.values), max(bar.values)
         axes.barh(row, middle, color=bar.colour, height=0.6)
         if len(bar.values) > 1:
             axes.plot([low, high], [row, row], color="black", linewidth=1.5)
             axes.plot(bar.values, [row] * len(bar.values), "o", color="black", markersize=3)
-        digits = 1 if middle < 100 else 0
-        axes.text(high + longest * 0.015, row, f"{middle:,.{digits}f}", va="center", fontsize=9)
-    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+        digits = 2 if middle < 10 else 1 if middle < 100 else 0
+        text = f"{middle:,.{digits}f}"
+        axes.text(high + longest * 0.015, row, text, va="center", fontsize=size)
+    if reference is not None:
+        axes.axvline(reference, color="dimgrey", linewidth=1)
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars], fontsize=size)
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set_xlim(0, longest * 1.12)
     axes.set_xlabel(unit)
     axes.grid(axis="x", alpha=0.3)
+    _save(figure, path)
+
+
+def stacked_figure(
+    path: Path,
+    title: str,
+    unit: str,
+    bars: Mapping[str, Mapping[str, float]],
+    order: Sequence[str],
+    machine: str,
+) -> None:
+    """Horizontal bars made of parts, which come in the same order and colour in each."""
+    figure, axes = _figure(title, machine, height=1.5 + 0.6 * len(bars))
+    left = np.zeros(len(bars))
+    for number, part in enumerate(order):
+        widths = np.array([parts.get(part, 0.0) for parts in bars.values()])
+        if widths.any():
+            colour = PALETTE[number % len(PALETTE)]
+            hatch = "//" if number >= len(PALETTE) else None
+            style = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
+            axes.barh(range(len(bars)), widths, left=left, label=part, **style)
+        left += widths
+    axes.set_yticks(range(len(bars)), list(bars))
+    axes.invert_yaxis()
+    axes.set_xlabel(unit)
+    axes.legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize=8)
     _save(figure, path)
 
 

@@ -53,16 +53,6 @@ def output_folder(path: Path) -> Path:
     return path
 
 
-def machine_line() -> str:
-    """This machine in one line: device, GPU, CPU, cores, versions."""
-    import torch  # here, so that a table of old runs does not wait for it
-
-    from lib.run import describe_machine
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return join_machine(describe_machine(device))
-
-
 def join_machine(machine: Mapping[str, str | int | float]) -> str:
     """A machine, as ``lib.run.describe_machine`` gives it, in one line."""
     hardware = [f"{name} {_number(machine[name])}" for name in HARDWARE if name in machine]

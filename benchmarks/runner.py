@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from benchmarks import UserError
+from benchmarks.arguments import positive
 from benchmarks.records import Record, Setting, read_records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,14 +72,6 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
         "(default: %(default)s)",
     )
     parser.set_defaults(rung_flags=[])  # those after --
-
-
-def positive(text: str) -> int:
-    """A whole number from 1 on, for argparse."""
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return value
 
 
 def common_flags(args: argparse.Namespace) -> list[str]:

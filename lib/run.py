@@ -108,10 +108,10 @@ def prepare_torch(seed: int) -> None:
     # Numbers below 1e-38 (the moments that Adam keeps of a unit that is never active end there)
     # can take a CPU many times as long. Threads inherit this, so it comes before the first one.
     torch.set_flush_denormal(True)
-    _keep_freed_memory()
+    keep_freed_memory()
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let the C library reuse freed blocks instead of giving them back to the kernel.
 
     An update on the CPU frees and takes again some blocks of 1 to 15 MB. By default glibc

@@ -1,23 +1,24 @@
 """The subcommands techniques, breakdown and peers, end to end at a tiny size."""
 
-import argparse
 import csv
 import gzip
 import json
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-from benchmarks import breakdown, peers, techniques
+from benchmarks import peers
+from benchmarks.__main__ import main
+from benchmarks.breakdown import rung, stopwatch
+from benchmarks.breakdown.verdict import verdict
+from benchmarks.techniques.measuring import Alternative, measure
+from benchmarks.techniques.replay import BUFFERS, make_buffer, transitions
 
 
-def call(module: ModuleType, *flags: object) -> int:
-    parser = argparse.ArgumentParser()
-    module.add_arguments(parser)
-    return module.run(parser.parse_args([str(flag) for flag in flags]))
+def call(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -27,58 +28,57 @@ def read(path: Path) -> list[dict[str, str]]:
 
 def test_techniques(tmp_path: Path) -> None:
     only = ["memory-format", "optimizer", "environments", "replay", "denormals"]
-    tiny = ["--repeats", 1, "--seconds", 0.001, "--batch-size", 2, "--transitions", 20]
-    assert call(techniques, "--only", *only, *tiny, "--envs", 2, "--out", tmp_path) == 0
+    tiny = ["--repeats", 1, "--milliseconds", 1, "--batch-size", 2, "--transitions", 20]
+    assert call("techniques", "--only", *only, *tiny, "--envs", 2, "--out", tmp_path) == 0
     rows = read(tmp_path / "techniques.csv")
     assert list(dict.fromkeys(row["technique"] for row in rows)) == only
     assert all(float(row["median"].replace(",", "")) >= 0 for row in rows)
     assert (tmp_path / "techniques.png").stat().st_size > 1_000
-    assert "machine: " in (tmp_path / "techniques.md").read_text()
+    assert "Machine: " in (tmp_path / "techniques.md").read_text()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_what_cannot_run_is_listed_with_the_reason(tmp_path: Path) -> None:
-    tiny = ["--repeats", 1, "--seconds", 0.001, "--batch-size", 2]
-    assert call(techniques, "--only", "copies", *tiny, "--out", tmp_path) == 0
+    tiny = ["--repeats", 1, "--milliseconds", 1, "--batch-size", 2]
+    assert call("techniques", "--only", "copies", *tiny, "--out", tmp_path) == 0
     rows = read(tmp_path / "techniques.csv")
-    assert {row["median"] for row in rows} == {"not run"}
-    assert {row["speed spread"] for row in rows} == {"no GPU"}
-    assert call(techniques, "--cuda", "--out", tmp_path) == 2
+    assert {row["median"] for row in rows} == {"not run: no GPU"}
+    assert call("techniques", "--cuda", "--out", tmp_path) == 2
 
 
 def test_alternatives_take_turns_and_a_failing_one_is_left_out() -> None:
     calls: list[str] = []
 
-    def alternative(name: str, value: float, unit: str) -> techniques.Alternative:
+    def alternative(name: str, value: float, unit: str) -> Alternative:
         def once() -> float:
             calls.append(name)
             if name == "broken":
                 raise RuntimeError("no such\nthing")
             return value
 
-        return techniques.Alternative("work", name, lambda: once, unit)
+        return Alternative("work", name, lambda: once, unit)
 
-    first, second, broken = techniques.measure(
+    first, second, broken = measure(
         "technique",
         [alternative("a", 4.0, "ms"), alternative("b", 2.0, "ms"), alternative("broken", 1, "ms")],
         repeats=3,
     )
     assert calls == ["a", "b", "broken", "b", "a", "a", "b"]
-    assert (first.relative, second.relative) == ([1.0] * 3, [2.0] * 3)
+    assert (first.gains, second.gains) == ([1.0] * 3, [2.0] * 3)
     assert broken.values == []
     assert broken.reason == "RuntimeError: no such thing"
-    (rate, faster) = techniques.measure(
+    (rate, faster) = measure(
         "technique",
         [alternative("a", 4.0, "frames per second"), alternative("b", 8.0, "frames per second")],
         repeats=1,
     )
-    assert (rate.relative, faster.relative) == ([1.0], [2.0])
+    assert (rate.gains, faster.gains) == ([1.0], [2.0])
 
 
 def test_object_buffers_hold_the_same_as_the_replay_buffer() -> None:
-    buffers = [techniques.make_buffer(kind, 30) for kind in techniques.BUFFERS[:2]]
-    lib = techniques.make_buffer("lib.ReplayBuffer", 30)
-    for transition in techniques.transitions(30):
+    buffers = [make_buffer(kind, 30) for kind in BUFFERS[:2]]
+    lib = make_buffer("lib.ReplayBuffer", 30)
+    for transition in transitions(30):
         for buffer in (*buffers, lib):
             buffer.append(transition)
     states = {state.numpy().tobytes() for state in lib.sample(500).states}
@@ -88,58 +88,57 @@ def test_object_buffers_hold_the_same_as_the_replay_buffer() -> None:
         assert {state.numpy().tobytes() for state in batch.states} <= states
 
 
-@pytest.mark.parametrize("rung", ["01_baseline", "03_parallel"])
-def test_breakdown(rung: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breakdown, "WARM_UP", 2)
-    monkeypatch.setattr(breakdown, "PROFILED", 1)
+@pytest.mark.parametrize("name", ["01_baseline", "03_parallel"])
+def test_breakdown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rung, "WARM_UP", 2)
+    monkeypatch.setattr(rung, "PROFILED", 1)
     tiny = ["--updates", 2, "--repeats", 1, "--replay-initial", 40, "--out", tmp_path]
-    assert call(breakdown, rung, *tiny) == 0
+    assert call("breakdown", name, *tiny) == 0
     rows = read(tmp_path / "breakdown.csv")
     parts = {row["part"] for row in rows if row["process"] == "trainer"}
     assert {"sample", "forward", "backward", "optimizer", "insert"} <= parts
     player = {row["part"] for row in rows if row["process"] == "player, alone"}
     playing = {"environment", "wrappers", "action selection"}
-    assert playing <= (player if rung == "03_parallel" else parts)
+    assert playing <= (player if name == "03_parallel" else parts)
     rates = [row["what if"] for row in read(tmp_path / "breakdown-what-if.csv")]
-    assert rates == [*breakdown.WHAT_IFS, "filling the buffer"]
+    assert rates == [*rung.WHAT_IFS, "filling the buffer"]
     assert read(tmp_path / "breakdown-operators.csv")
-    (trace,) = (tmp_path / f"trace-{rung}").glob("*.pt.trace.json.gz")
+    (trace,) = (tmp_path / f"trace-{name}").glob("*.pt.trace.json.gz")
     with gzip.open(trace) as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert {"sample", "forward", "backward", "optimizer"} <= names
-    assert f"{rung} is bound by " in (tmp_path / "breakdown.md").read_text()
+    assert f"{name} is bound by " in (tmp_path / "breakdown.md").read_text()
 
 
 def test_breakdown_of_no_rung(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(breakdown, "99_none", "--out", tmp_path) == 2
+    assert call("breakdown", "99_none", "--out", tmp_path) == 2
     assert "no rung 99_none.py" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("rung", "parts", "says"),
+    ("name", "parts", "says"),
     [
         ("01_baseline", {"forward": 3.0, "environment": 1.0}, "02_n_envs.py"),
         ("01_baseline", {"forward": 1.0, "wrappers": 3.0}, "03_parallel.py"),
-        ("03_parallel", {breakdown.WAITING: 3.0, "forward": 1.0}, "04_new_wrappers_parallel.py"),
+        ("03_parallel", {stopwatch.WAITING: 3.0, "forward": 1.0}, "04_new_wrappers_parallel.py"),
         ("04_new_wrappers_parallel", {"forward": 3.0}, "--amp"),
     ],
 )
-def test_verdict(rung: str, parts: dict[str, float], says: str) -> None:
-    found = breakdown.Breakdown(rung, parts, {}, 1.0, {}, 0.0, [])
-    assert says in breakdown.verdict(found)
+def test_verdict(name: str, parts: dict[str, float], says: str) -> None:
+    assert says in verdict(name, parts)
 
 
 def test_clock_charges_the_innermost_part(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0, 3.0, 6.0, 10.0])
-    monkeypatch.setattr(breakdown, "perf_counter", lambda: next(times))
-    clock = breakdown.Clock(torch.device("cpu"))
+    monkeypatch.setattr(stopwatch, "now", lambda device: next(times))
+    clock = stopwatch.Clock(torch.device("cpu"))
     with clock.part("outer"), clock.part("inner"):
         pass
-    assert clock.seconds == {breakdown.REST: 1.0, "outer": 2.0 + 4.0, "inner": 3.0}
+    assert clock.seconds == {stopwatch.REST: 1.0, "outer": 2.0 + 4.0, "inner": 3.0}
 
 
 def test_peers_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(peers, "--python", tmp_path / "python", "--out", tmp_path) == 2
+    assert call("peers", "--python", tmp_path / "python", "--out", tmp_path) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "requirements-peers.txt" in error
@@ -156,11 +155,15 @@ def test_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess(command, 0, last, "")
 
     monkeypatch.setattr(subprocess, "run", program)
-    assert call(peers, "--python", python, "--rounds", 2, "--out", tmp_path) == 0
+    assert call("peers", "--python", python, "--rounds", 2, "--out", tmp_path) == 0
     rows = read(tmp_path / "peers.csv")
     assert len(rows) == len(peers.CONTENDERS)
-    ratios = {row["who"]: row["ladder is faster by (x)"] for row in rows}
-    assert ratios == {peers.LADDER: "1.00", peers.PTAN: "2.00", peers.SB3: "2.00"}
+    ratios = {row["who"]: row["the ladder is faster by (x)"] for row in rows}
+    assert ratios == {
+        peers.LADDER: "1.00 (1.00-1.00)",
+        peers.PTAN: "2.00 (2.00-2.00)",
+        peers.SB3: "2.00 (2.00-2.00)",
+    }
     assert (tmp_path / "peers.png").exists()
 
 
@@ -171,5 +174,5 @@ def test_a_peer_that_fails_is_one_line(
     python.touch()
     failed = subprocess.CompletedProcess([], 1, "", "Traceback\nImportError: no ptan\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **named: failed)
-    assert call(peers, "--python", python, "--out", tmp_path) == 1
+    assert call("peers", "--python", python, "--out", tmp_path) == 1
     assert capsys.readouterr().err.strip().endswith("ImportError: no ptan")

@@ -1,12 +1,10 @@
 """DQN on Pong with ptan: the same work as the ladder's rungs, as a program.
 
-It runs in the peers' environment and prints one JSON line: frames, updates and frames per
-second after the replay buffer was filled.
+It runs in the peers' environment and prints a line of JSON.
 """
 
 import argparse
 import copy
-import json
 import time
 from typing import Any
 
@@ -15,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import ptan
 import torch
+import work
 from torch import multiprocessing, nn
 from torch.nn.functional import mse_loss
 
@@ -153,20 +152,13 @@ def synchronize(device: str) -> None:
 
 def main() -> None:
     """Read the flags, run, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--envs", type=int, default=1)
-    parser.add_argument("--parallel", action="store_true")
-    parser.add_argument("--replay-initial", type=int, default=1_000)
-    parser.add_argument("--frames", type=int, default=2_000, help="played after filling")
-    parser.add_argument("--epsilon", type=float, default=0.02)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cuda", action="store_true")
+    parser = work.parser(__doc__)
+    parser.add_argument("--parallel", action="store_true", help="play in a process of its own")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)
     loop = parallel if args.parallel else serial
-    frames, updates, seconds = loop(args, Learner("cuda" if args.cuda else "cpu"))
-    print(json.dumps({"frames": frames, "updates": updates, "fps": frames / seconds}))
+    work.report(*loop(args, Learner("cuda" if args.cuda else "cpu")))
 
 
 if __name__ == "__main__":

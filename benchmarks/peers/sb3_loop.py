@@ -1,16 +1,14 @@
 """DQN on Pong with Stable-Baselines3: the same work as the ladder's rungs, as a program.
 
-It runs in the peers' environment and prints one JSON line: frames, updates and frames per
-second after the replay buffer was filled.
+It runs in the peers' environment and prints a line of JSON.
 """
 
-import argparse
-import json
 import time
 
 import ale_py
 import gymnasium as gym
 import torch
+import work
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env
@@ -45,14 +43,7 @@ class Stopwatch(BaseCallback):
 
 def main() -> None:
     """Read the flags, run, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--envs", type=int, default=1)
-    parser.add_argument("--replay-initial", type=int, default=1_000)
-    parser.add_argument("--frames", type=int, default=2_000, help="played after filling")
-    parser.add_argument("--epsilon", type=float, default=0.02)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cuda", action="store_true")
-    args = parser.parse_args()
+    args = work.parser(__doc__).parse_args()
     # One after another in this process, as the rung steps them (DummyVecEnv is the default).
     env = make_atari_env("PongNoFrameskip-v4", n_envs=args.envs, seed=args.seed)
     model = DQN(
@@ -75,12 +66,7 @@ def main() -> None:
     # No logging and no limit: the stopwatch ends it.
     model.learn(10**9, callback=stopwatch, log_interval=10**9)
     frames = stopwatch.played
-    result = {
-        "frames": frames,
-        "updates": frames // args.envs,
-        "fps": frames / stopwatch.seconds,
-    }
-    print(json.dumps(result))
+    work.report(frames, frames // args.envs, stopwatch.seconds)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,46 @@
+"""Flags that subcommands have in common."""
+
+import argparse
+from pathlib import Path
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, for argparse."""
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return value
+
+
+def add_counts(parser: argparse.ArgumentParser, flags: dict[str, tuple[int, str]]) -> None:
+    """Add a flag for each whole number above 0: name -> (default, help)."""
+    for name, (default, text) in flags.items():
+        parser.add_argument(
+            f"--{name}",
+            type=positive,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: %(default)s)",
+        )
+
+
+def add_out(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the flag for the folder of the results."""
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(default),
+        metavar="FOLDER",
+        help="where tables and figures are written (default: %(default)s)",
+    )
+
+
+def add_epsilon(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for the share of random actions."""
+    parser.add_argument(
+        "--epsilon",
+        type=float,
+        default=0.02,
+        help="share of random actions; a run spends most of its time at the default "
+        "(default: %(default)s)",
+    )

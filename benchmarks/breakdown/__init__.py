@@ -1,0 +1,230 @@
+"""Show where one iteration of a rung goes, and what bounds the rung on this machine.
+
+The rung itself is run in this process with a stopwatch around the functions it calls, then
+without sampling, without the optimizer step and without any update, and once more, shortly,
+under torch.profiler. For a rung with a player process, the player's own loop is timed, too.
+
+    python -m benchmarks breakdown 01_baseline 03_parallel
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks import UserError, plots
+from benchmarks.arguments import add_counts, add_epsilon, add_out
+from benchmarks.breakdown.rung import (
+    PROFILED,
+    WARM_UP,
+    WHAT_IFS,
+    load,
+    profile_rung,
+    run_rung,
+    time_player,
+    without,
+)
+from benchmarks.breakdown.stopwatch import ORDER, REST, Clock, timed_parts
+from benchmarks.breakdown.verdict import verdict
+from benchmarks.report import join_machine, output_folder, short_machine, write_table
+from benchmarks.runner import find_rungs
+from benchmarks.timing import chosen_device
+from lib.arguments import Hyperparams
+from lib.run import describe_machine, prepare_torch
+
+
+@dataclass
+class Breakdown:
+    """All that was found out about a rung; times in milliseconds per frame."""
+
+    rung: str
+    processes: dict[str, dict[str, float]]  # the trainer's parts, and those of the player
+    frames_per_update: float
+    what_ifs: dict[str, list[float]]  # FPS of every repeat
+    operators: list[list[str]]
+
+    @property
+    def verdict(self) -> str:
+        """What bounds the rung."""
+        return verdict(self.rung, self.processes["trainer"])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this subcommand."""
+    parser.add_argument(
+        "rungs",
+        nargs="*",
+        metavar="RUNG",
+        help="such as 01_baseline (default: all that train from a replay buffer of lib's)",
+    )
+    parser.add_argument("--cuda", action="store_true", help="train on the GPU")
+    counts = {
+        "updates": (200, "updates that are timed"),
+        "repeats": (3, "runs of every what-if rate"),
+        "replay-initial": (1_000, "transitions to play before training begins"),
+    }
+    add_counts(parser, counts)
+    add_epsilon(parser)
+    add_out(parser, "runs/breakdown")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Take the rungs apart, write tables, figure and traces."""
+    device = chosen_device(args.cuda)
+    rungs = [Path(name).stem for name in args.rungs] or list(find_rungs())
+    for rung in rungs:
+        if rung not in find_rungs():
+            raise UserError(f"there is no rung {rung}.py, only {', '.join(find_rungs())}")
+    settings = {
+        "cuda": args.cuda,
+        "replay_initial": args.replay_initial,
+        "epsilon_start": args.epsilon,
+        "epsilon_final": args.epsilon,
+        "stop_reward": 1e9,
+    }
+    if message := Hyperparams(**settings).problem():
+        raise UserError(message)
+    out = output_folder(args.out)
+    suffix = "-cuda" if args.cuda else ""
+    prepare_torch(seed=0)
+    found = []
+    for rung in rungs:
+        clock = Clock(device)
+        trace = out / f"trace-{rung}{suffix}"
+        found.append(take_apart(rung, settings, clock, args.updates, args.repeats, trace))
+        print(found[-1].verdict, flush=True)
+    write(found, args, out, suffix, describe_machine(device))
+    return 0
+
+
+def take_apart(
+    rung: str, settings: dict[str, Any], clock: Clock, updates: int, repeats: int, trace: Path
+) -> Breakdown:
+    """Everything about one rung."""
+    module = load(rung)
+    what_ifs: dict[str, list[float]] = {name: [] for name in WHAT_IFS}
+    filling: list[float] = []
+    with tqdm(total=repeats * len(WHAT_IFS) + 2, desc=rung, unit="run", disable=None) as bar:
+        for _ in range(repeats):
+            for name in WHAT_IFS:
+                with without(name, module):
+                    plain = run_rung(module, settings, updates)
+                what_ifs[name].append(plain.fps)
+                bar.update()
+            filling.append(plain.filling_fps)
+
+        parts: dict[str, float] = {}
+        with timed_parts(clock.part):
+            timed = run_rung(
+                module,
+                settings,
+                updates,
+                begin=clock.restart,
+                end=lambda: parts.update(clock.milliseconds(1)),
+            )
+        processes = {"trainer": {part: ms / timed.frames for part, ms in parts.items()}}
+        if timed.player:
+            processes["player, alone"] = time_player(timed, clock, updates)
+        bar.update()
+        operators = profile_rung(module, settings, trace)
+        bar.update()
+    return Breakdown(
+        rung,
+        processes,
+        timed.frames / timed.updates,
+        what_ifs | {"filling the buffer": filling},
+        operators,
+    )
+
+
+def write(
+    found: Sequence[Breakdown],
+    args: argparse.Namespace,
+    out: Path,
+    suffix: str,
+    machine: dict[str, Any],
+) -> None:
+    """Write tables and figure."""
+    where = "GPU" if args.cuda else "CPU"
+    notes = [
+        f"Machine: {join_machine(machine)}",
+        f"Seed 0, {args.updates} updates after {WARM_UP} to warm up, epsilon {args.epsilon:g}, "
+        f"{args.replay_initial:,} transitions in the replay buffer at the start",
+    ]
+    rows = [
+        [
+            one.rung,
+            process,
+            part,
+            f"{ms:.3f}",
+            f"{ms * one.frames_per_update:.3f}",
+            f"{ms / sum(parts.values()):.1%}",
+        ]
+        for one in found
+        for process, parts in one.processes.items()
+        for part, ms in parts.items()
+    ]
+    about_parts = [
+        "A part is what its functions take without the parts they call; what is left is "
+        f"called {REST!r}",
+        "A player is timed by itself in the trainer's place; of sending, only the pickling",
+    ]
+    if args.cuda:
+        about_parts.append(
+            "After every part the GPU is waited for, so nothing overlaps here; the what-if rates "
+            "are without that"
+        )
+    title = f"Where an iteration goes, on the {where}"
+    write_table(
+        out / f"breakdown{suffix}",
+        title,
+        ["rung", "process", "part", "ms per frame", "ms per update", "share"],
+        rows,
+        [*notes, *about_parts, *(one.verdict for one in found)],
+    )
+    write_table(
+        out / f"breakdown-what-if{suffix}",
+        f"Frames per second without one thing, on the {where}",
+        ["rung", "what if", "FPS (median)", "spread", "change"],
+        [
+            [
+                one.rung,
+                name,
+                f"{median(fps):,.1f}",
+                f"{min(fps):,.1f} to {max(fps):,.1f}",
+                f"{median(fps) / median(one.what_ifs['as it is']) - 1:+.0%}",
+            ]
+            for one in found
+            for name, fps in one.what_ifs.items()
+        ],
+        [
+            *notes,
+            f"{args.repeats} runs of each, in turn",
+            "Without sampling: one batch is used again and again. Without any update: the batch "
+            "is sampled and not learned from",
+        ],
+    )
+    write_table(
+        out / f"breakdown-operators{suffix}",
+        f"The operators that take longest in the trainer, on the {where}",
+        ["rung", "operator", "ms per update", "calls per update"],
+        [[one.rung, *operator] for one in found for operator in one.operators],
+        [*notes, f"{PROFILED} updates under torch.profiler, which slows them"],
+    )
+    plots.stacked_figure(
+        out / f"breakdown{suffix}.png",
+        title,
+        "milliseconds per frame",
+        {
+            one.rung if process == "trainer" else f"{one.rung}\n{process}": parts
+            for one in found
+            for process, parts in one.processes.items()
+        },
+        ORDER,
+        f"{short_machine(machine)}; {notes[1]}",
+    )
+    print(f"written to {out}; the traces open in TensorBoard and in ui.perfetto.dev")

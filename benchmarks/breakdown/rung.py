@@ -1,0 +1,224 @@
+"""A rung run in this process, as it is, without something, or in the player's place."""
+
+import contextlib
+import importlib
+import io
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from ignite.engine import Engine, Events
+from ignite.handlers import TensorboardLogger
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from benchmarks import Failed
+from benchmarks.breakdown.stopwatch import PARTS, SENDING, Clock, Part, timed_parts
+from benchmarks.runner import ROOT
+from benchmarks.timing import now
+from lib import player
+from lib.arguments import Hyperparams
+from lib.events import PlayEvents
+from lib.experience import Transition
+from lib.replay_buffer import ReplayBuffer
+from lib.run import Failure, Run
+
+WARM_UP = 20  # updates before anything is timed
+PROFILED = 10  # updates in the trace: enough to look at, small enough to open
+TOP_OPERATORS = 10
+WHAT_IFS = ("as it is", "without sampling", "without optimizer step", "without any update")
+
+
+@dataclass
+class Measured:
+    """One run of a rung, after warming up."""
+
+    seconds: float = 0.0
+    frames: int = 0
+    updates: int = 0
+    filling_fps: float = 0.0
+    player: tuple[Callable[..., None], tuple[Any, ...]] | None = None  # its function and arguments
+
+    @property
+    def fps(self) -> float:
+        """Frames per second."""
+        return self.frames / self.seconds
+
+
+def load(rung: str) -> ModuleType:
+    """Import a rung under its own name, under which its player process will find it again."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    return importlib.import_module(rung)
+
+
+def run_rung(
+    module: ModuleType,
+    settings: dict[str, Any],
+    updates: int,
+    begin: Callable[[], None] = lambda: None,
+    end: Callable[[], None] = lambda: None,
+) -> Measured:
+    """Run a rung for so many updates after warming up, without a word on the screen.
+
+    Args:
+        module: the rung.
+        settings: what differs from its defaults.
+        updates: how many are measured.
+        begin: called when measuring begins.
+        end: called when it ends.
+    """
+    hyperparams = getattr(module, "Options", Hyperparams)(**settings)
+    device = torch.device("cuda" if hyperparams.cuda else "cpu")
+    measured = Measured()
+    attach_handlers, make_player = module.attach_handlers, player.Player.__init__
+
+    def attach(engine: Engine, run: Run, epsilon: Any) -> None:
+        attach_handlers(engine, run, epsilon)
+        first: dict[str, float] = {}
+
+        # Not the rung's own rate of filling: that one includes the start of a player.
+        @engine.on(PlayEvents.FRAMES_PLAYED)
+        def first_frames(engine: Engine) -> None:
+            if not first:
+                first.update(frames=engine.state.frames, time=now(device))
+
+        @engine.on(Events.ITERATION_STARTED(once=1))
+        def filled(engine: Engine) -> None:
+            frames = engine.state.frames - first["frames"]
+            measured.filling_fps = frames / (now(device) - first["time"])
+
+        @engine.on(Events.ITERATION_COMPLETED(once=WARM_UP))
+        def start(engine: Engine) -> None:
+            measured.frames -= engine.state.frames
+            begin()
+            measured.seconds -= now(device)
+
+        @engine.on(Events.ITERATION_COMPLETED(once=WARM_UP + updates))
+        def stop(engine: Engine) -> None:
+            measured.seconds += now(device)
+            end()
+            measured.frames += engine.state.frames
+            measured.updates = updates
+            engine.terminate()
+
+    def remember(self: player.Player, play: Any, args: Any, *rest: Any, **named: Any) -> None:
+        measured.player = (play, args)
+        make_player(self, play, args, *rest, **named)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))  # the bar is no terminal's
+        stack.enter_context(mock.patch.object(module, "attach_handlers", attach))
+        stack.enter_context(mock.patch.object(player.Player, "__init__", remember))
+        tensorboard = stack.enter_context(TensorboardLogger(folder))
+        run = Run(hyperparams, device, folder, tensorboard)
+        try:
+            module.train(hyperparams, run)
+        except Failure as failure:
+            raise Failed(f"{module.__name__}: {failure}") from None
+        finally:
+            for number, handler in handlers.items():  # the rung has put its own
+                signal.signal(number, handler)
+    if run.signal is not None:
+        raise KeyboardInterrupt
+    if not measured.updates:
+        raise Failed(f"{module.__name__} ended before {WARM_UP + updates} updates")
+    return measured
+
+
+@contextmanager
+def without(what: str, module: ModuleType) -> Iterator[None]:
+    """Leave out what a what-if rate does without."""
+    sample = ReplayBuffer.sample
+    batches: dict[int, Any] = {}
+
+    def same_batch(self: ReplayBuffer, batch_size: int) -> Any:
+        if batch_size not in batches:
+            batches[batch_size] = sample(self, batch_size)
+        return batches[batch_size]
+
+    def idle_engine(process: Callable[..., Any]) -> Engine:
+        nothing = torch.zeros(())
+        return Engine(lambda engine, batch: nothing)
+
+    patches = {
+        "as it is": contextlib.nullcontext(),
+        "without sampling": mock.patch.object(ReplayBuffer, "sample", same_batch),
+        "without optimizer step": mock.patch.object(torch.optim.Adam, "step", return_value=None),
+        "without any update": mock.patch.object(module, "Engine", idle_engine),
+    }
+    with patches[what]:
+        yield
+
+
+class _Enough(Exception):  # noqa: N818, it is no error
+    """The player has played what was to be timed."""
+
+
+class LocalQueue:
+    """What a player that is timed in this process puts its experience on.
+
+    Args:
+        part: times the sending, of which only the pickling is done.
+        begin: called when measuring begins.
+        frames: that are measured.
+    """
+
+    def __init__(self, part: Part, begin: Callable[[], None], frames: int) -> None:
+        self._part, self._begin, self._frames = part, begin, frames
+        self._put = 0
+
+    def put(self, transition: Transition) -> None:
+        """Pickle a transition."""
+        with self._part(SENDING):
+            ForkingPickler.dumps(transition)
+        self._put += 1
+        if self._put == WARM_UP:
+            self._begin()
+        if self._put == WARM_UP + self._frames:
+            raise _Enough
+
+
+def time_player(measured: Measured, clock: Clock, frames: int) -> dict[str, float]:
+    """Play in this process, by itself and with one thread as a player does; ms per frame."""
+    assert measured.player
+    play, args = measured.player
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with timed_parts(clock.part), contextlib.suppress(_Enough):
+            play(LocalQueue(clock.part, clock.restart, frames), *args)
+    finally:
+        torch.set_num_threads(threads)
+    return clock.milliseconds(frames)
+
+
+def profile_rung(module: ModuleType, settings: dict[str, Any], folder: Path) -> list[list[str]]:
+    """Write a trace for TensorBoard or Perfetto; the operators that take longest."""
+    gpu = settings["cuda"]
+    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * gpu]
+    handler = torch.profiler.tensorboard_trace_handler(str(folder), use_gzip=True)
+    profiler = profile(activities=activities, on_trace_ready=handler)
+    with timed_parts(record_function):
+        run_rung(module, settings, PROFILED, profiler.start, profiler.stop)
+
+    def own_time(event: Any) -> float:  # microseconds
+        return event.self_device_time_total if gpu else event.self_cpu_time_total
+
+    events = [event for event in profiler.key_averages() if event.key not in PARTS]
+    events.sort(key=own_time, reverse=True)
+    return [
+        [event.key, f"{own_time(event) / PROFILED / 1e3:.3f}", f"{event.count / PROFILED:.1f}"]
+        for event in events[:TOP_OPERATORS]
+    ]

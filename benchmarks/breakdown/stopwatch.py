@@ -1,0 +1,105 @@
+"""Which functions make up a part of an iteration, and the stopwatch that is put around them."""
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+from unittest import mock
+
+import ale_py
+import torch
+from ignite.engine import Engine
+
+from benchmarks.timing import now
+from lib import atari_wrappers
+from lib.dqn_model import DQN
+from lib.experience import EpsilonGreedyAgent
+from lib.replay_buffer import ReplayBuffer
+
+REST = "rest (ignite, Python)"
+WAITING = "waiting for the player"
+SENDING = "sending"
+
+# Part of an iteration -> the functions that do it, as (class, method). What one of them calls
+# is charged to the inner part alone. A rung uses some of them.
+PARTS: dict[str, list[tuple[type, str]]] = {
+    "environment": [(ale_py.env.AtariEnv, "step"), (ale_py.env.AtariEnv, "reset")],
+    "wrappers": [(atari_wrappers.FrameStack, "step"), (atari_wrappers.FrameStack, "reset")],
+    "action selection": [(EpsilonGreedyAgent, "__call__")],
+    WAITING: [(Connection, "poll")],
+    "receiving": [(Connection, "recv")],
+    "insert": [(ReplayBuffer, "extend")],
+    "sample": [(ReplayBuffer, "sample")],
+    "forward": [(DQN, "forward")],
+    "backward": [(torch.Tensor, "backward")],
+    "optimizer": [(torch.optim.Adam, "step"), (torch.optim.Adam, "zero_grad")],
+    "logging and handlers": [(Engine, "_fire_event")],
+}
+ORDER = [*PARTS, SENDING, REST]
+
+Part = Callable[[str], AbstractContextManager[Any]]  # measures what happens within
+
+
+class Clock:
+    """A stopwatch whose parts may nest: time goes to the innermost one alone."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was measured; parts that are being measured go on."""
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.stack = [REST]
+        self.since = now(self.device)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Charge the time within to a part."""
+        self._charge()
+        self.stack.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            if len(self.stack) > 1:  # restarted in between
+                self.stack.pop()
+
+    def milliseconds(self, count: int) -> dict[str, float]:
+        """What was measured, in the order of ``ORDER``, for each of so many frames."""
+        return {part: self.seconds[part] / count * 1e3 for part in ORDER if part in self.seconds}
+
+    def _charge(self) -> None:
+        time = now(self.device)  # the GPU's work belongs to who asked for it
+        self.seconds[self.stack[-1]] += time - self.since
+        self.since = time
+
+
+@contextmanager
+def timed_parts(part: Part) -> Iterator[None]:
+    """Put ``part(name)`` around every function of ``PARTS``."""
+    acting = False
+
+    def wrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **named: Any) -> Any:
+            nonlocal acting
+            if name == "forward" and acting:  # this forward pass belongs to choosing the action
+                return function(*args, **named)
+            acting = acting or name == "action selection"
+            try:
+                with part(name):
+                    return function(*args, **named)
+            finally:
+                acting = acting and name != "action selection"
+
+        return call
+
+    with ExitStack() as stack:
+        for name, functions in PARTS.items():
+            for owner, method in functions:
+                function = wrapped(name, getattr(owner, method))
+                stack.enter_context(mock.patch.object(owner, method, function))
+        yield

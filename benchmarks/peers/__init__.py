@@ -1,0 +1,179 @@
+"""Compare with ptan and Stable-Baselines3 at the same work.
+
+One environment with an update of 32 per frame; three environments with an update of 96 for
+their three frames; and a player in a process of its own with updates of 128, which
+Stable-Baselines3 has no loop for. Everybody plays in turn, round by round, so that a machine
+that drifts favours nobody. The peers live in an environment of their own, see
+requirements-peers.txt.
+
+    python -m benchmarks peers --rounds 3
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks import Failed, UserError, plots
+from benchmarks.arguments import add_counts, add_epsilon, add_out
+from benchmarks.report import join_machine, output_folder, short_machine, spread, write_table
+from benchmarks.runner import ROOT
+from benchmarks.timing import chosen_device
+from lib.run import describe_machine
+
+ONE, THREE = "1 environment, update of 32", "3 environments, update of 96"
+PARALLEL = "player process, update of 128"
+PTAN_LOOP, SB3_LOOP = "benchmarks/peers/ptan_loop.py", "benchmarks/peers/sb3_loop.py"
+LADDER, PTAN, SB3 = "this ladder", "ptan 0.8.1", "Stable-Baselines3 2.9.2"
+COLOURS = dict(zip((LADDER, PTAN, SB3), plots.PALETTE, strict=False))
+HINT = (
+    "there is no interpreter {python}; make it with: python -m venv .venv-peers && "
+    ".venv-peers/bin/pip install torch==2.13.0 && "
+    ".venv-peers/bin/pip install --no-deps -r requirements-peers.txt"
+)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A program that does a piece of work."""
+
+    work: str
+    name: str
+    program: str
+    flags: tuple[str, ...] = ()
+
+
+CONTENDERS = [
+    Contender(ONE, LADDER, "01_baseline.py"),
+    Contender(ONE, PTAN, PTAN_LOOP),
+    Contender(ONE, SB3, SB3_LOOP),
+    Contender(THREE, LADDER, "02_n_envs.py", ("--envs", "3")),
+    Contender(THREE, PTAN, PTAN_LOOP, ("--envs", "3")),
+    Contender(THREE, SB3, SB3_LOOP, ("--envs", "3")),
+    Contender(PARALLEL, LADDER, "03_parallel.py"),
+    Contender(PARALLEL, PTAN, PTAN_LOOP, ("--parallel",)),
+]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this subcommand."""
+    parser.add_argument(
+        "--python",
+        type=Path,
+        default=Path(".venv-peers/bin/python"),
+        help="interpreter of the peers' environment (default: .venv-peers/bin/python)",
+    )
+    parser.add_argument("--cuda", action="store_true", help="train on the GPU")
+    counts = {
+        "rounds": (3, "runs of everybody"),
+        "frames": (2_000, "frames that are timed, after filling"),
+        "replay-initial": (1_000, "transitions to play before training begins"),
+    }
+    add_counts(parser, counts)
+    add_epsilon(parser)
+    add_out(parser, "runs/peers")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run everybody, write table and figure."""
+    if not args.python.exists():
+        raise UserError(HINT.format(python=args.python))
+    device = chosen_device(args.cuda)
+    out = output_folder(args.out)
+    fps: dict[Contender, list[float]] = {contender: [] for contender in CONTENDERS}
+    with tqdm(total=args.rounds * len(CONTENDERS), unit="run", disable=None) as bar:
+        for number in range(args.rounds):
+            first = number % len(CONTENDERS)  # somebody else begins every time
+            for contender in CONTENDERS[first:] + CONTENDERS[:first]:
+                bar.set_description(f"{contender.name}, {contender.work}")
+                fps[contender].append(measure(contender, args, seed=number))
+                bar.update()
+    write(fps, args, out, describe_machine(device))
+    return 0
+
+
+def measure(contender: Contender, args: argparse.Namespace, seed: int) -> float:
+    """Frames per second of one run, after filling."""
+    shared = ["--replay-initial", str(args.replay_initial), "--seed", str(seed)]
+    shared += ["--cuda"] if args.cuda else []
+    with tempfile.TemporaryDirectory() as folder:
+        if contender.name == LADDER:
+            interpreter = sys.executable
+            epsilon = str(args.epsilon)
+            own = ["--epsilon-start", epsilon, "--epsilon-final", epsilon, "--run-dir", folder]
+            own += ["--max-frames", str(args.replay_initial + args.frames)]
+        else:
+            interpreter = str(args.python)
+            own = ["--epsilon", str(args.epsilon), "--frames", str(args.frames)]
+        command = [interpreter, str(ROOT / contender.program), *contender.flags, *shared, *own]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    return read_fps(contender, done)
+
+
+def read_fps(contender: Contender, done: subprocess.CompletedProcess[str]) -> float:
+    """Find the figure in the last line that was printed."""
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        errors = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise Failed(f"{contender.name} ({contender.program}): {errors[-1]}")
+    if contender.name != LADDER:
+        return float(json.loads(lines[-1])["fps"])
+    found = re.search(r"([\d,.]+) FPS$", lines[-1])
+    if not found:
+        raise Failed(f"{contender.program} ended with {lines[-1]!r}")
+    return float(found[1].replace(",", ""))
+
+
+def write(
+    fps: dict[Contender, list[float]], args: argparse.Namespace, out: Path, machine: dict[str, Any]
+) -> None:
+    """Table and figure: the ladder's speed against the others', round by round."""
+    path = out / f"peers{'-cuda' if args.cuda else ''}"
+    title = f"The same work on this ladder and its peers, on the {'GPU' if args.cuda else 'CPU'}"
+    baseline = {one.work: rates for one, rates in fps.items() if one.name == LADDER}
+    rows = []
+    for one, rates in fps.items():
+        ratios = [ours / theirs for ours, theirs in zip(baseline[one.work], rates, strict=True)]
+        ratio = f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+        rows.append([one.work, one.name, spread(rates), ratio])
+    how = (
+        f"Seeds 0 to {args.rounds - 1}, one per round, everybody in turn; {args.frames:,} frames "
+        f"after filling the replay buffer with {args.replay_initial:,}; epsilon {args.epsilon:g}"
+    )
+    write_table(
+        path,
+        title,
+        ["work", "who", "FPS", "the ladder is faster by (x)"],
+        rows,
+        [
+            f"Machine: {join_machine(machine)}; the peers with torch 2.13.0, too",
+            how,
+            "Medians (and their range); the ratio is taken round by round",
+            "Everybody's own wrappers and replay buffer. ptan's in a loop of ours, with a "
+            "multiprocessing.Queue of 8 where the player has its process; it waits for at least "
+            "one new frame per update, as the rung does",
+            "Stable-Baselines3 uses the smooth L1 loss and clips gradients, and has no loop with "
+            "a player process",
+        ],
+    )
+    plots.bar_figure(
+        path.with_suffix(".png"),
+        title,
+        "FPS (agent steps per second of wall clock, while training)",
+        [
+            plots.Bar(f"{one.work}: {one.name}", rates, COLOURS[one.name])
+            for one, rates in fps.items()
+        ],
+        f"{short_machine(machine)}; {how}",
+    )
+    for row in rows:
+        print("  ".join(row))
+    print(f"written to {out}")

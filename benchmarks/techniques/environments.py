@@ -1,0 +1,79 @@
+"""Techniques for playing: several environments in turn, in processes, in threads, in C++."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from ale_py import AtariVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from benchmarks.techniques.measuring import (
+    ACTIONS,
+    DEFAULTS,
+    Alternative,
+    Measure,
+    Settings,
+    milliseconds,
+)
+from lib.atari_wrappers import make_atari, wrap_deepmind
+
+
+def make_env() -> gym.Env:
+    """Pong as the baseline plays it."""
+    return wrap_deepmind(make_atari(DEFAULTS.env))
+
+
+def environments(settings: Settings) -> list[Alternative]:
+    """Random play, the frames as arrays, and new games where old ones end."""
+    n = settings.envs
+
+    def rate(step: Callable[[], Any], frames: int) -> Measure:
+        measure_step = milliseconds(step, settings.seconds)
+        return lambda: frames / measure_step() * 1e3
+
+    def stepper(seed: int) -> Callable[[], np.ndarray]:
+        env = make_env()
+        settings.cleanup.callback(env.close)
+        env.reset(seed=seed)
+        rng = np.random.default_rng(seed)
+
+        def step() -> np.ndarray:
+            state, _, terminated, truncated, _ = env.step(int(rng.integers(ACTIONS)))
+            if terminated or truncated:
+                env.reset()
+            return np.asarray(state)
+
+        return step
+
+    def one() -> Measure:
+        return rate(stepper(0), 1)
+
+    def threads() -> Measure:
+        steps = [stepper(seed) for seed in range(n)]
+        pool = settings.cleanup.enter_context(ThreadPoolExecutor(n))
+        return rate(lambda: list(pool.map(lambda step: step(), steps)), n)
+
+    def vector(make: Callable[[], gym.vector.VectorEnv]) -> Measure:
+        envs = make()
+        settings.cleanup.callback(envs.close)
+        envs.reset(seed=0)
+        rng = np.random.default_rng(0)
+        return rate(lambda: envs.step(rng.integers(ACTIONS, size=n)), n)
+
+    def processes() -> gym.vector.VectorEnv:
+        return AsyncVectorEnv([make_env] * n, context="spawn")
+
+    ways: dict[str, Callable[[], Measure]] = {
+        "one": one,
+        f"{n} in turn (SyncVectorEnv)": partial(vector, lambda: SyncVectorEnv([make_env] * n)),
+        f"{n} processes (AsyncVectorEnv)": partial(vector, processes),
+        f"{n} threads": threads,
+        f"{n} in C++ (AtariVectorEnv)": partial(
+            vector, lambda: AtariVectorEnv("pong", n, episodic_life=True)
+        ),
+    }
+    unit = "frames per second"
+    return [Alternative("step", name, build, unit) for name, build in ways.items()]
