@@ -225,6 +225,6 @@ def write(
             for process, parts in one.processes.items()
         },
         ORDER,
-        f"{short_machine(machine)}; {notes[1]}",
+        short_machine(machine),
     )
     print(f"written to {out}; the traces open in TensorBoard and in ui.perfetto.dev")

@@ -12,7 +12,7 @@ REMEDIES: dict[str, list[tuple[str, str]]] = {
     "updating": [
         ("02_n_envs", "makes one larger update for the frames of several environments"),
         ("03_parallel", "plays in a process of its own while this one updates"),
-        ("04_new_wrappers_parallel", "also halves the pixels of an update"),
+        ("04_new_wrappers_parallel", "plays in a process of its own, half the pixels per update"),
     ],
     "playing": [
         ("03_parallel", "plays in a process of its own"),

@@ -172,7 +172,7 @@ def write(
             plots.Bar(f"{one.work}: {one.name}", rates, COLOURS[one.name])
             for one, rates in fps.items()
         ],
-        f"{short_machine(machine)}; {how}",
+        f"{short_machine(machine)}; seeds 0 to {args.rounds - 1}",
     )
     for row in rows:
         print("  ".join(row))

@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         title,
         "gain: times as good as the first alternative (bar: median, line: min to max)",
         [bar_of(result, args.only) for result in results],
-        f"{short_machine(machine)}; {how}",
+        short_machine(machine),
         row_height=0.25,
         reference=1.0,
     )
@@ -128,8 +128,8 @@ def row(result: Result) -> list[str]:
     if not result.values:
         return [*cells, f"not run: {result.reason}", "", "", "", ""]
     cells += [
-        f"{statistics.median(result.values):,.4g}",
-        f"{min(result.values):,.4g} to {max(result.values):,.4g}",
+        number(statistics.median(result.values)),
+        f"{number(min(result.values))} to {number(max(result.values))}",
         alternative.unit,
     ]
     if not result.gains:  # the first one was not run
@@ -140,6 +140,11 @@ def row(result: Result) -> list[str]:
         f"{statistics.median(gains):.2f}",
         f"{min(gains):.2f} to {max(gains):.2f}",
     ]
+
+
+def number(value: float) -> str:
+    """Four digits, and more only before the point."""
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
 
 
 def bar_of(result: Result, techniques: Sequence[str]) -> plots.Bar:
