@@ -43,10 +43,11 @@ class DQN(nn.Module):
             frames: uint8, (batch, stack, height, width), 0 to 255.
 
         Returns:
-            float32 (bfloat16 under autocast), (batch, actions).
+            (batch, actions) in the weights' dtype, or in that of autocast.
         """
         # One pass converts and reorders; the frames are scaled to 0..1 in place.
-        pixels = frames.to(torch.float32, memory_format=torch.channels_last).mul_(1 / 255)
+        dtype = next(self.fc.parameters()).dtype
+        pixels = frames.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
         return self.fc(self.conv(pixels))
 
 

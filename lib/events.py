@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from ignite.engine import Engine, EventEnum
 
+from lib.device_replay import DeviceReplayBuffer
 from lib.experience import Transition
 from lib.replay_buffer import Batch, ReplayBuffer
 
@@ -48,13 +49,24 @@ def replay_batches(
         initial: transitions to play before the first batch.
         batch_size: transitions per batch.
     """
+    for _ in play(engine, experience, buffer, initial):
+        yield buffer.sample(batch_size)
+
+
+def play(
+    engine: Engine,
+    experience: Iterable[list[Transition]],
+    buffer: ReplayBuffer | DeviceReplayBuffer,
+    initial: int,
+) -> Iterator[None]:
+    """Play and remember, as ``replay_batches``; yields whenever it is time for an update."""
     for transitions in experience:
         buffer.extend(transitions)
         announce(engine, transitions)
         if engine.should_terminate:
             return
         if transitions and len(buffer) >= initial:
-            yield buffer.sample(batch_size)
+            yield
 
 
 def announce(engine: Engine, transitions: list[Transition]) -> None:

@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PARALLEL, ROOT, SERIAL, read_events, run_rung
+from conftest import BEYOND, PARALLEL, ROOT, SERIAL, read_events, run_rung
 
 from lib.arguments import Hyperparams, parse
 
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
 
 
-@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL])
+@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
 def test_trains_and_leaves_its_record(script, tmp_path):
     frames = 2_700 if "n_env" in script else 1_100  # three games take three times as long
-    flags = ("--max-frames", str(frames), "--seed", "5", "--stop-reward", "100")
+    flags = ["--max-frames", str(frames), "--seed", "5", "--stop-reward", "100"]
+    flags += ["--envs", "1"] if script in BEYOND else []
     result = run_rung(script, tmp_path, *QUICK, *flags)
     assert result.returncode == 0, result.stderr
     assert re.match(rf"{script} on device cpu.* threads \d+.* torch 2\.", result.stdout)
@@ -55,7 +56,7 @@ def test_solved_is_exit_code_0(tmp_path):
     assert read_events(tmp_path).Scalars("outcome/solved")[0].value == 1.0
 
 
-@pytest.mark.parametrize("script", SERIAL)
+@pytest.mark.parametrize("script", [*SERIAL, "05_vector_env"])
 def test_same_seed_same_run_bit_for_bit(script, tmp_path):
     curves = []
     for name in ("one", "two"):
@@ -149,10 +150,11 @@ def test_a_run_folder_that_cannot_be_made(tmp_path):
         assert "--run-dir" in result.stderr
 
 
-@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL])
+@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
 def test_every_rung_explains_itself(script, capsys):
     source = (ROOT / f"{script}.py").read_text()
-    assert "The chapter measured" in source.split('"""')[1]
+    description = source.split('"""')[1]
+    assert ("The book ends before" if script in BEYOND else "The chapter measured") in description
     assert len(source.splitlines()) <= 100
     with pytest.raises(SystemExit):
         parse(options(script), "", ["--help"])

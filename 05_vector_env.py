@@ -1,0 +1,74 @@
+"""Vector environment: all games in C++ threads, and they go on while the network learns.
+
+``ale_py.AtariVectorEnv`` does in native threads what the wrappers do in Python: emulation, frame
+skip, max-pooling, resizing. It holds no interpreter lock, and its step comes in two halves:
+the actions are sent, then the last transitions are learned from, and only then the new
+frames are received. So playing costs time only where it takes longer than the update.
+Actions for all games come from one forward pass; network, loss and preprocessing are those of
+02_n_envs.py.
+
+The book ends before this rung.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from ignite.engine import Engine, State
+
+from lib.arguments import Hyperparams, option
+from lib.dqn_model import DQN, adam
+from lib.events import replay_batches
+from lib.experience import EpsilonGreedyAgent, LinearEpsilon
+from lib.handlers import attach_handlers
+from lib.loss import bellman_loss
+from lib.replay_buffer import Batch, ReplayBuffer
+from lib.run import Run, launch
+from lib.vector_env import VectorExperienceSource, make_vector_env
+
+
+@dataclass(frozen=True)
+class Options(Hyperparams):
+    """The settings of this rung."""
+
+    envs: int = option(8, "environments, stepped together", 1, 256)
+    stack: int = option(4, "frames stacked", 1, 16)
+
+
+def train(hp: Options, run: Run) -> State:
+    envs = make_vector_env(hp.env, hp.envs)
+    observation_shape, n_actions = (hp.stack, 84, 84), envs.single_action_space.n
+
+    net = DQN(observation_shape, n_actions).to(run.device)
+    target_net = copy.deepcopy(net)
+    optimizer = adam(net, hp.learning_rate)
+
+    @torch.no_grad()
+    def q_function(states: torch.Tensor) -> torch.Tensor:
+        return net(states)
+
+    epsilon = LinearEpsilon(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
+    experience = VectorExperienceSource(envs, hp.stack, agent, hp.seed)
+    buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
+
+    def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
+        optimizer.zero_grad()
+        with run.autocast():
+            with torch.no_grad():
+                next_q = target_net(batch.next_states)
+            loss = bellman_loss(net(batch.states), next_q, batch, hp.gamma)
+        loss.backward()
+        optimizer.step()
+        if engine.state.iteration % hp.target_sync == 0:
+            target_net.load_state_dict(net.state_dict())
+        return loss.detach()
+
+    engine = Engine(process_batch)
+    attach_handlers(engine, run, epsilon)
+    batch_size = hp.batch_size * hp.envs
+    return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
+
+
+if __name__ == "__main__":
+    launch(train, Options, __doc__)

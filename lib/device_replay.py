@@ -1,0 +1,120 @@
+"""The replay buffer on the training device, so that sampling is part of the update.
+
+The layout is that of ``lib.replay_buffer``: every frame once, and for each transition the window
+of stack + 1 frames that its states are cut from. But the arrays are tensors on the training
+device, rows are drawn and frames gathered there, and nothing of a sample depends on a number
+that the CPU would have to wait for. So sampling can be compiled, and captured in a CUDA graph.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from lib.experience import Transition
+from lib.replay_buffer import Batch
+
+
+class DeviceReplayBuffer:
+    """The newest transitions of any number of environments, sampled uniformly on the device.
+
+    Args:
+        capacity: transitions to hold; room for frames is as in ``ReplayBuffer``.
+        observation_shape: (stack, height, width) of the stacked observation.
+        device: where everything is kept; the random numbers are those of its generator.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_shape: tuple[int, int, int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        self.capacity = capacity
+        self.device = torch.device(device)
+        self._stack, *frame_shape = observation_shape
+        n_frames = capacity + capacity // 16 + self._stack + 1
+        self._frames = torch.empty((n_frames, *frame_shape), dtype=torch.uint8, device=device)
+        self._windows = torch.empty((capacity, self._stack + 1), dtype=torch.int64, device=device)
+        self._actions = torch.empty(capacity, dtype=torch.int64, device=device)
+        self._rewards = torch.empty(capacity, dtype=torch.float32, device=device)
+        self._terminated = torch.empty(capacity, dtype=torch.bool, device=device)
+        # What may be drawn: so many transitions, from this one on. They stay in their place on
+        # the device, where a compiled or captured update finds their newest values.
+        self._oldest = torch.zeros((), dtype=torch.int64, device=device)
+        self._count = torch.zeros((), dtype=torch.int64, device=device)
+        # The bookkeeping stays on the CPU. Frame numbers never wrap, see ReplayBuffer.
+        self._frames_written = 0
+        self._transitions_written = 0
+        self._first_numbers = np.empty(capacity, dtype=np.int64)  # of every window
+        self._first_intact = 0  # the oldest transition that has all its frames
+        self._state_windows: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        """Transitions that may be drawn."""
+        return self._transitions_written - self._first_intact
+
+    def extend(self, transitions: Sequence[Transition]) -> None:
+        """Store transitions; those of one environment must come in their order."""
+        frames: list[np.ndarray] = []
+        windows: list[list[int]] = []
+        for transition in transitions:
+            if transition.first_frame is not None:
+                frames.append(transition.first_frame)
+                first = self._frames_written + len(frames) - 1
+                self._state_windows[transition.env] = [first] * self._stack
+            frames.append(transition.frame)
+            number = self._frames_written + len(frames) - 1
+            window = [*self._state_windows[transition.env], number]
+            self._state_windows[transition.env] = window[1:]
+            windows.append(window)
+        if not transitions:
+            return
+
+        rows = (self._transitions_written + np.arange(len(transitions))) % self.capacity
+        slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
+        self._frames[self._put(slots)] = self._put(np.concatenate(frames))
+        at = self._put(rows)
+        self._windows[at] = self._put(np.array(windows) % len(self._frames))
+        self._actions[at] = self._put(np.array([t.action for t in transitions]))
+        self._rewards[at] = self._put(np.array([t.reward for t in transitions], dtype=np.float32))
+        self._terminated[at] = self._put(np.array([t.terminated for t in transitions]))
+
+        self._first_numbers[rows] = [window[0] for window in windows]
+        self._frames_written += len(frames)
+        self._transitions_written += len(transitions)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Leave out transitions that were overwritten, or that have lost frames."""
+        self._first_intact = max(self._first_intact, self._transitions_written - self.capacity)
+        oldest_frame = self._frames_written - len(self._frames)
+        while self._first_numbers[self._first_intact % self.capacity] < oldest_frame:
+            self._first_intact += 1
+        self._oldest.fill_(self._first_intact % self.capacity)
+        self._count.fill_(len(self))
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw transitions uniformly and with replacement; there must be some."""
+        draws = torch.rand(batch_size, dtype=torch.float64, device=self.device)
+        return self.gather((draws * self._count).long() + self._oldest)
+
+    def gather(self, rows: torch.Tensor) -> Batch:
+        """The transitions of these rows, int64 (batch,); states are views of their windows."""
+        rows = rows % self.capacity
+        stacks = self._frames[self._windows[rows]]
+        return Batch(
+            states=stacks[:, :-1],
+            actions=self._actions[rows],
+            rewards=self._rewards[rows],
+            terminated=self._terminated[rows],
+            next_states=stacks[:, 1:],
+        )
+
+    def _put(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor

@@ -1,0 +1,76 @@
+"""The compiled update in bfloat16 against the plain one in float32."""
+
+import copy
+
+import torch
+from torch.func import grad_and_value
+
+from lib.compiled_update import CompiledUpdate, MixedWeights
+from lib.dqn_model import DQN, adam
+from lib.loss import bellman_loss
+from lib.replay_buffer import Batch
+
+SHAPE, ACTIONS, GAMMA = (4, 84, 84), 6, 0.99
+
+
+def make_batch(size: int = 16) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randint(0, 256, (2, size, *SHAPE), dtype=torch.uint8, generator=generator)
+    return Batch(
+        states[0],
+        torch.randint(0, ACTIONS, (size,), generator=generator),
+        torch.randn(size, generator=generator),
+        torch.arange(size) % 5 == 0,
+        states[1],
+    )
+
+
+def plain_updates(network: DQN, batch: Batch, count: int) -> list[float]:
+    target, optimizer, losses = copy.deepcopy(network), adam(network, 1e-4), []
+    for _ in range(count):
+        optimizer.zero_grad()
+        with torch.no_grad():
+            next_q = target(batch.next_states)
+        loss = bellman_loss(network(batch.states), next_q, batch, GAMMA)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def functional_updates(network: DQN, batch: Batch, dtype: torch.dtype, count: int) -> list[float]:
+    net = MixedWeights(network, dtype, 1e-4)
+    target = copy.deepcopy(net.compute)
+
+    def loss_of(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            next_q = net(target, batch.next_states)
+        return bellman_loss(net(weights, batch.states), next_q, batch, GAMMA)
+
+    def update() -> torch.Tensor:
+        gradients, loss = grad_and_value(loss_of)(net.compute)
+        net.adam(gradients)
+        return loss
+
+    compiled = CompiledUpdate(update, torch.device("cpu"))
+    return [compiled().item() for _ in range(count)]
+
+
+def flat(network: DQN) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+def test_it_is_the_plain_update() -> None:
+    torch.manual_seed(0)
+    start, batch = DQN(SHAPE, ACTIONS), make_batch()
+    plain, exact, rough = (copy.deepcopy(start) for _ in range(3))
+    losses = plain_updates(plain, batch, 5)
+    step = flat(plain) - flat(start)
+    # The same in float32 but for rounding. In bfloat16 within its error, which Adam makes as large
+    # as its steps where a gradient is about zero: there only the direction as a whole is the same.
+    exact_losses = functional_updates(exact, batch, torch.float32, 5)
+    assert torch.allclose(torch.tensor(exact_losses), torch.tensor(losses), rtol=1e-4)
+    assert (flat(exact) - flat(plain)).norm() < 0.1 * step.norm()
+    rough_losses = functional_updates(rough, batch, torch.bfloat16, 5)
+    assert torch.allclose(torch.tensor(rough_losses), torch.tensor(losses), rtol=0.05)
+    assert torch.cosine_similarity(flat(rough) - flat(start), step, dim=0) > 0.9

@@ -1,0 +1,91 @@
+"""The vector environment and the buffer on the device against the ladder's plain parts."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from lib.device_replay import DeviceReplayBuffer
+from lib.experience import Transition
+from lib.replay_buffer import ReplayBuffer
+from lib.vector_env import VectorExperienceSource, make_vector_env
+
+N, STACK = 3, 4
+
+
+@pytest.fixture(scope="module")
+def played() -> tuple[list[np.ndarray], list[list[Transition]]]:
+    """The states that a random agent saw on real Pong, and the transitions that came of them."""
+    states: list[np.ndarray] = []
+    rng = np.random.default_rng(0)
+
+    def agent(seen: np.ndarray) -> np.ndarray:
+        states.append(seen.copy())
+        return rng.integers(6, size=len(seen))
+
+    source = VectorExperienceSource(make_vector_env("PongNoFrameskip-v4", N), STACK, agent, seed=7)
+    transitions = [
+        [t._replace(frame=t.frame.copy()) for t in step] for step in islice(source, 1, 1_401)
+    ]
+    return states, transitions
+
+
+def test_whole_games_are_reported_and_begin_anew(played) -> None:
+    _, steps = played
+    for env in range(N):
+        game = [step[env] for step in steps]
+        ends = [i for i, t in enumerate(game) if t.episode]
+        assert ends, "a random player loses a game within 1,400 steps"
+        assert game[0].first_frame is not None
+        for end in ends[: len(ends) - (ends[-1] == len(game) - 1)]:
+            assert game[end].terminated
+            assert game[end + 1].first_frame is not None
+        first = game[: ends[0] + 1]
+        assert first[-1].episode.steps == len(first)
+        assert first[-1].episode.reward == sum(t.reward for t in first)  # Pong scores by ones
+        assert -21 <= first[-1].episode.reward <= 21
+        assert sum(t.first_frame is not None for t in game) <= len(ends) + 1
+
+
+def test_the_replay_buffer_returns_what_the_agent_saw(played) -> None:
+    states, steps = played
+    buffer = ReplayBuffer(N * len(steps), (STACK, 84, 84))
+    for step in steps:
+        buffer.extend(step)
+    batch = buffer._gather(buffer._windows[: N * len(steps), :-1])
+    seen = np.stack(states[: len(steps)]).reshape(-1, STACK, 84, 84)
+    assert torch.equal(batch, torch.from_numpy(seen))
+
+
+@pytest.mark.parametrize("capacity", [200, 10_000])
+def test_the_buffer_on_the_device_holds_bit_for_bit_the_same(played, capacity: int) -> None:
+    _, steps = played
+    plain = ReplayBuffer(capacity, (STACK, 84, 84))
+    device = DeviceReplayBuffer(capacity, (STACK, 84, 84))
+    for step in steps:
+        plain.extend(step)
+        device.extend(step)
+    assert len(plain) == len(device) == min(capacity, N * len(steps))
+    rows = torch.arange(len(plain))
+    batch = device.gather(rows)
+    windows = plain._windows[: len(plain)]
+    assert torch.equal(batch.states, plain._gather(windows[:, :-1]))
+    assert torch.equal(batch.next_states, plain._gather(windows[:, 1:]))
+    assert torch.equal(batch.actions, torch.from_numpy(plain._actions[: len(plain)]))
+    assert torch.equal(batch.rewards, torch.from_numpy(plain._rewards[: len(plain)]))
+    assert torch.equal(batch.terminated, torch.from_numpy(plain._terminated[: len(plain)]))
+
+
+def test_only_whole_transitions_are_drawn() -> None:
+    """With episodes of one step every transition takes two frames, more than there is room for."""
+    buffer = DeviceReplayBuffer(32, (2, 1, 1))
+    for i in range(200):
+        frame = np.full((1, 1, 1), i % 200, np.uint8)
+        first = np.full((1, 1, 1), (i + 100) % 200, np.uint8)
+        buffer.extend([Transition(0, i, float(i), True, frame, first, None)])
+    assert 0 < len(buffer) < 32
+    batch = buffer.sample(1_000)
+    assert torch.equal(batch.next_states[:, 1, 0, 0].long(), batch.actions % 200)
+    assert torch.equal(batch.states[:, 0, 0, 0].long(), (batch.actions + 100) % 200)
+    assert set(batch.actions.tolist()) == set(range(200 - len(buffer), 200))
