@@ -24,7 +24,7 @@ from lib.handlers import attach_handlers
 from lib.loss import bellman_loss
 from lib.replay_buffer import Batch, ReplayBuffer
 from lib.run import Run, launch
-from lib.vector_env import VectorExperienceSource, make_vector_env
+from lib.vector_env import StackedVectorEnv, VectorExperienceSource
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Options(Hyperparams):
 
 
 def train(hp: Options, run: Run) -> State:
-    envs = make_vector_env(hp.env, hp.envs)
-    observation_shape, n_actions = (hp.stack, 84, 84), envs.single_action_space.n
+    envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed)
+    observation_shape, n_actions = envs.states.shape[1:], envs.n_actions
 
     net = DQN(observation_shape, n_actions).to(run.device)
     target_net = copy.deepcopy(net)
@@ -49,7 +49,7 @@ def train(hp: Options, run: Run) -> State:
 
     epsilon = LinearEpsilon(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
-    experience = VectorExperienceSource(envs, hp.stack, agent, hp.seed)
+    experience = VectorExperienceSource(envs, agent)
     buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
 
     def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:

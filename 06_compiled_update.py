@@ -13,7 +13,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from ignite.engine import Engine, Events, State
+from ignite.engine import Engine, State
 from torch.func import grad_and_value
 
 from lib.arguments import Hyperparams, option
@@ -26,7 +26,7 @@ from lib.handlers import attach_handlers
 from lib.loss import bellman_loss
 from lib.replay_buffer import Batch
 from lib.run import Run, launch
-from lib.vector_env import VectorExperienceSource, make_vector_env
+from lib.vector_env import StackedVectorEnv, VectorExperienceSource
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Options(Hyperparams):
 
 
 def train(hp: Options, run: Run) -> State:
-    envs = make_vector_env(hp.env, hp.envs)
-    observation_shape, n_actions = (hp.stack, 84, 84), envs.single_action_space.n
+    envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed)
+    observation_shape, n_actions = envs.states.shape[1:], envs.n_actions
     batch_size = hp.batch_size * hp.envs
 
     network = DQN(observation_shape, n_actions).to(run.device)
@@ -65,20 +65,18 @@ def train(hp: Options, run: Run) -> State:
 
     epsilon = LinearEpsilon(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
-    experience = VectorExperienceSource(envs, hp.stack, agent, hp.seed)
-    compiled_update = CompiledUpdate(update, run.device)
+    experience = VectorExperienceSource(envs, agent)
+    learn = CompiledUpdate(update, run.device)
 
     def process_batch(engine: Engine, _: None) -> torch.Tensor:
-        loss = compiled_update()
+        loss = learn()
         if engine.state.iteration % hp.target_sync == 0:
             torch._foreach_copy_(list(target.values()), list(net.compute.values()))
         return loss
 
     engine = Engine(process_batch)
     attach_handlers(engine, run, epsilon)
-    # Once the buffer is filled, and before the first iteration, whose start is that of training.
-    engine.add_event_handler(Events.GET_BATCH_COMPLETED(once=1), compiled_update.prepare)
-    return engine.run(play(engine, experience, buffer, hp.replay_initial))
+    return engine.run(learn.ready_for(play(engine, experience, buffer, hp.replay_initial)))
 
 
 if __name__ == "__main__":

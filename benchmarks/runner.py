@@ -24,6 +24,7 @@ from benchmarks.records import Record, Setting, read_records
 ROOT = Path(__file__).resolve().parent.parent
 FRAMES = 10_000
 REPLAY_INITIAL = 2_000
+REPLAY_FLAG = "--replay-initial"
 WORST_REWARD = -21  # of a game of Pong
 PROGRESS = re.compile(r"avg_reward\s+(\S+)\s.*\bframes\s+([\d,]+)")
 
@@ -49,7 +50,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
         "--solve", action="store_true", help="go the whole way instead, until Pong is solved"
     )
     parser.add_argument(
-        "--replay-initial",
+        REPLAY_FLAG,
         type=positive,
         metavar="N",
         help="frames that fill the replay buffer before training begins (default: "
@@ -87,7 +88,7 @@ def common_flags(args: argparse.Namespace) -> list[str]:
             )
         flags += ["--max-frames", str(args.frames), "--epsilon-frames", "1"]
     if initial:
-        flags += ["--replay-initial", str(initial)]
+        flags += [REPLAY_FLAG, str(initial)]
     if args.cuda:
         flags.append("--cuda")
     return flags
@@ -104,7 +105,13 @@ class Job:
     defaults: dict[str, Setting] = field(init=False)
 
     def __post_init__(self) -> None:
-        settings, defaults = _settings(self.script, self.flags)
+        flags = list(self.flags)
+        options = _options(self.script)
+        if options and not hasattr(options, "replay_initial") and REPLAY_FLAG in flags:
+            position = flags.index(REPLAY_FLAG)  # a rung without a buffer has nothing to fill
+            del flags[position : position + 2]
+        object.__setattr__(self, "flags", flags)
+        settings, defaults = _settings(self.script, options, flags)
         object.__setattr__(self, "settings", settings)
         object.__setattr__(self, "defaults", defaults)
 
@@ -229,25 +236,33 @@ def _progress(line: str, settings: dict[str, Setting]) -> float:
     return min(max(done, 0.0), 1.0)
 
 
-def _settings(
-    script: Path, flags: Sequence[str]
-) -> tuple[dict[str, Setting] | None, dict[str, Setting]]:
-    """The settings that a rung would run with, and its defaults, as its records name them.
-
-    The rung is imported for its options, so a bad flag shows before anything is run.
-    """
-    from lib.arguments import Hyperparams, parse  # late: it imports torch
+def _options(script: Path) -> Any:
+    """The class of a rung's settings; None if it cannot be imported."""
+    from lib.arguments import CommonOptions  # late: it imports torch
 
     try:
         module = _import(script)
     except (Exception, SystemExit):  # a rung that does not even start fails when it is its turn
-        return None, {}
+        return None
     classes = [
         value
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Hyperparams)
+        if isinstance(value, type) and issubclass(value, CommonOptions)
     ]
-    options = max(classes, key=lambda c: len(c.__mro__), default=Hyperparams)
+    return max(classes, key=lambda c: len(c.__mro__), default=None)
+
+
+def _settings(
+    script: Path, options: Any, flags: Sequence[str]
+) -> tuple[dict[str, Setting] | None, dict[str, Setting]]:
+    """The settings that a rung would run with, and its defaults, as its records name them.
+
+    So a bad flag shows before anything is run.
+    """
+    from lib.arguments import parse
+
+    if options is None:
+        return None, {}
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

@@ -46,8 +46,8 @@ def option(
 
 
 @dataclass(frozen=True)
-class Hyperparams:
-    """The settings that every rung has; the defaults are the book's DQN for Pong."""
+class CommonOptions:
+    """The settings that every rung has."""
 
     cuda: bool = option(False, "train on the GPU")
     seed: int = option(0, "seed of everything random", 0, 2_000_000_000)
@@ -59,9 +59,6 @@ class Hyperparams:
     learning_rate: float = option(1e-4, "of Adam", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(32, "transitions sampled per new transition", 1, 65_536)
-    replay_size: int = option(100_000, "transitions that the replay buffer holds", 1, 10**8)
-    replay_initial: int = option(10_000, "transitions to play before training begins", 1, 10**8)
-    target_sync: int = option(1_000, "updates between copies to the target network", 1, 10**9)
     epsilon_start: float = option(1.0, "share of random actions in the first frame", 0, 1)
     epsilon_final: float = option(0.02, "share of random actions in the end", 0, 1)
     epsilon_frames: int = option(100_000, "frames in which epsilon falls", 1, 10**12)
@@ -74,20 +71,33 @@ class Hyperparams:
             return f"--env: {error}"
         if self.cuda and not torch.cuda.is_available():
             return f"--cuda: torch {torch.__version__} finds no usable GPU on this machine"
-        if self.replay_initial > self.replay_size:
-            return "--replay-initial is more than --replay-size: training would never begin"
         if self.epsilon_final > self.epsilon_start:
             return "--epsilon-final is more than --epsilon-start"
         samples = self.batch_size * getattr(self, "envs", 1) * getattr(self, "steps", 1)
         if samples > MOST_SAMPLES:
             return f"--batch-size: an update would take {samples:,} samples, over {MOST_SAMPLES:,}"
+        return _unwritable(Path(self.run_dir))
+
+
+@dataclass(frozen=True)
+class Hyperparams(CommonOptions):
+    """What rungs with a replay buffer and a target network have: the book's DQN for Pong."""
+
+    replay_size: int = option(100_000, "transitions that the replay buffer holds", 1, 10**8)
+    replay_initial: int = option(10_000, "transitions to play before training begins", 1, 10**8)
+    target_sync: int = option(1_000, "updates between copies to the target network", 1, 10**9)
+
+    def problem(self) -> str | None:
+        """As ``CommonOptions.problem``."""
+        if self.replay_initial > self.replay_size:
+            return "--replay-initial is more than --replay-size: training would never begin"
         needed, present = self.replay_size * 7_600, _memory_bytes()
         if needed > present:
             return (
                 f"--replay-size: {self.replay_size:,} transitions take "
                 f"{needed / 2**30:.0f} GiB, this machine has {present / 2**30:.0f} GiB"
             )
-        return _unwritable(Path(self.run_dir))
+        return super().problem()
 
 
 @dataclass(frozen=True)
@@ -146,7 +156,7 @@ class WrapperOptions(Hyperparams):
         )
 
 
-Options = TypeVar("Options", bound=Hyperparams)
+Options = TypeVar("Options", bound=CommonOptions)
 
 
 class _OneLineParser(argparse.ArgumentParser):

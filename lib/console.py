@@ -23,6 +23,8 @@ class Console:
         # On its way from 0 to 1; tqdm's own rate would mix up the phases, so it is not shown.
         layout = "{desc} |{bar}| {percentage:3.0f}%"
         self.bar = tqdm(total=1.0, bar_format=layout, leave=False, delay=0.1, disable=None)
+        # Frames until training begins; a rung without a replay buffer does not say.
+        self.initial: int = getattr(run.hyperparams, "replay_initial", 0)
         self.first_reward: float | None = None
         self.refreshed = 0.0
 
@@ -37,10 +39,8 @@ class Console:
 
     def filling_begins(self, engine: Engine) -> None:
         """Say why it is fast now."""
-        self.say(
-            f"filling the replay buffer with {self.hyperparams.replay_initial:,} frames, "
-            "no updates yet: this is fast"
-        )
+        what = f"filling the replay buffer with {self.initial:,} frames"
+        self.say(f"{what if self.initial else 'playing'}, no updates yet: this is fast")
 
     def training_begins(self, engine: Engine) -> None:
         """Say why it is slower from now on."""
@@ -71,7 +71,7 @@ class Console:
         state, goal = engine.state, self.hyperparams.stop_reward
         status = f"{state.phase} {state.frames:,} frames, {_fps(state.fps)}"
         if state.phase == "filling":
-            done = state.frames / self.hyperparams.replay_initial
+            done = state.frames / self.initial if self.initial else 0.0
         else:
             status += f", avg_reward {state.avg_reward:.2f} on its way to {goal:g}"
             first = goal if self.first_reward is None else self.first_reward

@@ -12,25 +12,34 @@ class DQN(nn.Module):
     Args:
         input_shape: shape of one observation, (stack, height, width).
         n_actions: number of discrete actions.
+        channels: of the three convolutions.
+        hidden: units of the hidden layer.
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], n_actions: int) -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        n_actions: int,
+        channels: tuple[int, int, int] = (32, 64, 64),
+        hidden: int = 512,
+    ) -> None:
         super().__init__()
+        first, second, third = channels
         self.conv = nn.Sequential(
-            nn.Conv2d(input_shape[0], 32, kernel_size=8, stride=4),
+            nn.Conv2d(input_shape[0], first, kernel_size=8, stride=4),
             nn.ReLU(inplace=True),
-            nn.Conv2d(32, 64, kernel_size=4, stride=2),
+            nn.Conv2d(first, second, kernel_size=4, stride=2),
             nn.ReLU(inplace=True),
-            nn.Conv2d(64, 64, kernel_size=3, stride=1),
+            nn.Conv2d(second, third, kernel_size=3, stride=1),
             nn.ReLU(inplace=True),
             nn.Flatten(),
         )
         with torch.no_grad():
             n_features = self.conv(torch.zeros(1, *input_shape)).shape[1]
         self.fc = nn.Sequential(
-            nn.Linear(n_features, 512),
+            nn.Linear(n_features, hidden),
             nn.ReLU(inplace=True),
-            nn.Linear(512, n_actions),
+            nn.Linear(hidden, n_actions),
         )
         # The numbers stay the same, their order in memory does not: with the channels
         # innermost the convolutions of cuDNN and oneDNN read whole vectors.
@@ -49,6 +58,26 @@ class DQN(nn.Module):
         dtype = next(self.fc.parameters()).dtype
         pixels = frames.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
         return self.fc(self.conv(pixels))
+
+
+class NormalizedDQN(DQN):
+    """A smaller Q-network with its hidden layer normalised, for learning without a target network.
+
+    Source: Gallici et al., arXiv:2407.04811, for the normalisation; Ba et al., arXiv:1607.06450.
+
+    Args:
+        input_shape: shape of one observation, (stack, height, width).
+        n_actions: number of discrete actions.
+    """
+
+    def __init__(self, input_shape: tuple[int, int, int], n_actions: int) -> None:
+        super().__init__(input_shape, n_actions, channels=(32, 32, 32), hidden=256)
+        self.fc.insert(1, nn.LayerNorm(256))
+        for name, parameter in (*self.conv.named_parameters(), *self.fc[0].named_parameters()):
+            if name.endswith("weight"):
+                nn.init.kaiming_normal_(parameter, nonlinearity="relu")
+            else:
+                nn.init.zeros_(parameter)
 
 
 def adam(network: nn.Module, learning_rate: float) -> torch.optim.Adam:

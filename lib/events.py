@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from ignite.engine import Engine, EventEnum
 
 from lib.device_replay import DeviceReplayBuffer
-from lib.experience import Transition
+from lib.experience import Episode, Transition
 from lib.replay_buffer import Batch, ReplayBuffer
 
 
@@ -62,20 +62,20 @@ def play(
     """Play and remember, as ``replay_batches``; yields whenever it is time for an update."""
     for transitions in experience:
         buffer.extend(transitions)
-        announce(engine, transitions)
+        announce(engine, len(transitions), [transition.episode for transition in transitions])
         if engine.should_terminate:
             return
         if transitions and len(buffer) >= initial:
             yield
 
 
-def announce(engine: Engine, transitions: list[Transition]) -> None:
-    """Count new transitions and fire the events they bring."""
+def announce(engine: Engine, frames: int, episodes: Iterable[Episode | None]) -> None:
+    """Count new frames, and fire the events that they and the games that ended with them bring."""
     state = engine.state
-    state.frames += len(transitions)
+    state.frames += frames
     engine.fire_event(PlayEvents.FRAMES_PLAYED)
-    for transition in transitions:
-        if transition.episode:
-            state.episode = transition.episode
+    for episode in episodes:
+        if episode:
+            state.episode = episode
             state.episodes += 1
             engine.fire_event(PlayEvents.EPISODE_COMPLETED)

@@ -23,3 +23,35 @@ def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: flo
     taken = q.gather(1, batch.actions.unsqueeze(1)).squeeze(1)
     best_next = next_q.amax(1).float().masked_fill(batch.terminated, 0.0)
     return mse_loss(taken.float(), batch.rewards + gamma * best_next)
+
+
+def lambda_returns(
+    rewards: torch.Tensor,
+    ended: torch.Tensor,
+    values: torch.Tensor,
+    gamma: float,
+    trace: float,
+) -> torch.Tensor:
+    """Q(lambda) returns of a rollout: what came, mixed with what the network expected.
+
+    Source: Peng and Williams, Machine Learning 22 (1996); Gallici et al., arXiv:2407.04811.
+
+    Args:
+        rewards: float32, (time, environments).
+        ended: 1.0 where a game ended with the step, (time, environments); nothing follows, in a
+            game that was cut short neither.
+        values: of the best action in each state and in the one after the last, (time + 1,
+            environments).
+        gamma: discount per agent step.
+        trace: lambda; 0: one-step targets, 1: the rewards alone, up to the end of the rollout.
+
+    Returns:
+        float32, (time, environments).
+    """
+    returns = torch.empty_like(rewards)
+    following = values[-1]
+    for t in reversed(range(len(rewards))):
+        mixed = (1 - trace) * values[t + 1] + trace * following
+        following = rewards[t] + gamma * (1 - ended[t]) * mixed
+        returns[t] = following
+    return returns

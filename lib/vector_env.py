@@ -6,6 +6,7 @@ for the frames. What happens in between costs no playing time.
 """
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -15,90 +16,112 @@ from gymnasium.vector import AutoresetMode
 from lib.experience import Episode, Transition
 
 
-def make_vector_env(
-    env_id: str, num_envs: int, *, noop_max: int = 30, skip: int = 4, max_pool: bool = True
-) -> AtariVectorEnv:
-    """The DeepMind preprocessing without stacking and clipping, for several games at once.
+class VectorStep(NamedTuple):
+    """What a step of all games brought; arrays of length n."""
 
-    Observations are the newest frames alone, uint8 of (num_envs, 1, 84, 84); whoever wants
-    stacks keeps them. A game that ends is followed by the next one in the same step.
+    rewards: np.ndarray  # float32, clipped to their sign
+    terminated: np.ndarray  # bool: no value follows
+    ended: np.ndarray  # bool: terminated or cut short; the state is that of the next game
+    frames: np.ndarray  # uint8, (n, 1, height, width): the newest one, of the old game if it ended
+    episodes: list[Episode | None]  # the games that ended
+
+
+class StackedVectorEnv:
+    """Several games with the DeepMind preprocessing, and their stacked states.
+
+    The emulator gives single frames; stacking them here makes states as those of
+    ``FrameStack``: a new game begins with its first frame repeated. A game that ends is
+    followed by the next one in the same step.
 
     Args:
         env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
         num_envs: games played at once.
-        noop_max: begin with up to this many no-ops; FIRE counts as one of them.
-        skip: emulated frames per agent step.
-        max_pool: the maximum of the last two skipped frames, not the last one alone.
+        stack: frames of a state.
+        seed: game ``i`` is seeded with ``seed + i``.
+        threads: that emulate; 0 for one per core.
+        max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
     """
-    return AtariVectorEnv(
-        gym.spec(env_id).kwargs["game"],
-        num_envs,
-        stack_num=1,
-        frameskip=skip,
-        maxpool=max_pool,
-        noop_max=noop_max,
-        reward_clipping=False,  # episodes are reported unclipped
-        autoreset_mode=AutoresetMode.SAME_STEP,
-    )
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        stack: int = 4,
+        seed: int = 0,
+        threads: int = 0,
+        max_pool: bool = True,
+    ) -> None:
+        self._envs = AtariVectorEnv(
+            gym.spec(env_id).kwargs["game"],
+            num_envs,
+            num_threads=threads,
+            stack_num=1,
+            maxpool=max_pool,
+            reward_clipping=False,  # episodes are reported unclipped
+            autoreset_mode=AutoresetMode.SAME_STEP,
+        )
+        self.n_actions = int(self._envs.single_action_space.n)
+        frames, _ = self._envs.reset(seed=seed)
+        self.states = np.repeat(frames, stack, axis=1)  # uint8, (n, stack, height, width)
+        self._rewards = np.zeros(num_envs)
+        self._steps = np.zeros(num_envs, dtype=np.int64)
+
+    def send(self, actions: np.ndarray) -> None:
+        """Let the games go on with these actions, int64 (n,)."""
+        self._envs.send(actions)
+
+    def recv(self) -> VectorStep:
+        """Wait for all games; ``states`` are the new ones afterwards, in a new array."""
+        frames, rewards, terminated, truncated, info = self._envs.recv()
+        ended = terminated | truncated
+        self._rewards += rewards
+        self._steps += 1
+        self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
+        episodes: list[Episode | None] = [None] * len(frames)
+        if ended.any():
+            frames = np.where(ended[:, None, None, None], info["final_obs"], frames)
+        for i in np.flatnonzero(ended):
+            self.states[i] = self.states[i, -1]  # the first frame of the next game
+            episodes[i] = Episode(float(self._rewards[i]), int(self._steps[i]))
+            self._rewards[i] = self._steps[i] = 0
+        clipped = np.sign(rewards).astype(np.float32)
+        return VectorStep(clipped, terminated, ended, frames, episodes)
 
 
 class VectorExperienceSource:
     """Steps a vector environment forever, and lets it play while its transitions are learned.
 
-    Iterating yields lists of one transition per environment, of the step before: when a list
-    is handed out, the next actions are with the emulator already.
+    Iterating yields lists of one transition per game, of the step before: when a list is handed
+    out, the emulator has the next actions already.
 
     Args:
-        envs: as ``make_vector_env`` makes them.
-        stack: frames of a state.
+        envs: the games.
         agent: maps uint8 states (n, stack, height, width) to actions, int64 (n,).
-        seed: environment ``i`` is seeded with ``seed + i``.
     """
 
-    def __init__(
-        self,
-        envs: AtariVectorEnv,
-        stack: int,
-        agent: Callable[[np.ndarray], np.ndarray],
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, envs: StackedVectorEnv, agent: Callable[[np.ndarray], np.ndarray]) -> None:
         self.envs = envs
-        self.stack = stack
         self.agent = agent
-        self.seed = seed
 
     def __iter__(self) -> Iterator[list[Transition]]:
-        frames, _ = self.envs.reset(seed=self.seed)
-        states = np.repeat(frames, self.stack, axis=1)
-        first_frames: list[np.ndarray | None] = list(frames)
-        rewards_so_far = np.zeros(len(frames))
-        steps_so_far = np.zeros(len(frames), dtype=np.int64)
         transitions: list[Transition] = []
+        begins = np.ones(len(self.envs.states), dtype=bool)
         while True:
+            states = self.envs.states
             actions = self.agent(states)
             self.envs.send(actions)
             yield transitions
-            frames, rewards, terminated, truncated, info = self.envs.recv()
-            rewards_so_far += rewards
-            steps_so_far += 1
-            states = np.concatenate([states[:, 1:], frames], axis=1)
-            transitions = []
-            for i, ended in enumerate(terminated | truncated):
-                # Of a game that ended, ``frames`` has the first frame of the next one.
-                frame = info["final_obs"][i] if ended else frames[i]
-                episode = Episode(float(rewards_so_far[i]), int(steps_so_far[i])) if ended else None
-                transitions.append(
-                    Transition(
-                        env=i,
-                        action=int(actions[i]),
-                        reward=float(np.sign(rewards[i])),
-                        terminated=bool(terminated[i]),
-                        frame=frame,
-                        first_frame=first_frames[i],
-                        episode=episode,
-                    )
+            step = self.envs.recv()
+            transitions = [
+                Transition(
+                    env=i,
+                    action=int(actions[i]),
+                    reward=float(step.rewards[i]),
+                    terminated=bool(step.terminated[i]),
+                    frame=step.frames[i],
+                    first_frame=states[i, -1:] if begins[i] else None,
+                    episode=step.episodes[i],
                 )
-                first_frames[i] = frames[i] if ended else None
-                if ended:
-                    states[i] = frames[i]
-                    rewards_so_far[i] = steps_so_far[i] = 0
+                for i in range(len(states))
+            ]
+            begins = step.ended

@@ -9,7 +9,7 @@ import torch
 from lib.device_replay import DeviceReplayBuffer
 from lib.experience import Transition
 from lib.replay_buffer import ReplayBuffer
-from lib.vector_env import VectorExperienceSource, make_vector_env
+from lib.vector_env import StackedVectorEnv, VectorExperienceSource
 
 N, STACK = 3, 4
 
@@ -24,7 +24,7 @@ def played() -> tuple[list[np.ndarray], list[list[Transition]]]:
         states.append(seen.copy())
         return rng.integers(6, size=len(seen))
 
-    source = VectorExperienceSource(make_vector_env("PongNoFrameskip-v4", N), STACK, agent, seed=7)
+    source = VectorExperienceSource(StackedVectorEnv("PongNoFrameskip-v4", N, STACK, seed=7), agent)
     transitions = [
         [t._replace(frame=t.frame.copy()) for t in step] for step in islice(source, 1, 1_401)
     ]

@@ -1,0 +1,102 @@
+"""Speedrun: whatever makes Q-learning from pixels solve Pong sooner.
+
+The book ends before this rung.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium.spaces import Discrete
+from gymnasium.wrappers import TransformAction
+from ignite.engine import Engine, State
+from torch.func import grad_and_value
+from torch.nn.functional import mse_loss
+
+from lib.arguments import CommonOptions, option
+from lib.atari_wrappers import make_atari, wrap_deepmind
+from lib.compiled_update import CompiledUpdate, MixedWeights, Weights
+from lib.dqn_model import NormalizedDQN
+from lib.evaluation import evaluate
+from lib.events import announce
+from lib.experience import LinearEpsilon
+from lib.handlers import attach_handlers
+from lib.rollout import Rollout, Targets
+from lib.run import Run, launch
+from lib.vector_env import StackedVectorEnv
+
+ACTIONS = np.array([0, 2, 3])  # of Pong's six, those that differ: stay, up, down
+
+
+@dataclass(frozen=True)
+class Options(CommonOptions):
+    """The settings of this rung."""
+
+    learning_rate: float = option(1e-3, "of Adam", 1e-12, 1)
+    gamma: float = option(0.97, "discount per agent step", 0, 1)
+    batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
+    epochs: int = option(2, "how often a frame is learned from, on average", 1, 64)
+    envs: int = option(32, "environments, stepped together", 1, 1_024)
+    rollout: int = option(32, "frames of each environment in a rollout", 1, 1_024)
+    trace: float = option(0.9, "lambda of the returns: the part of what came in them", 0, 1)
+    stack: int = option(2, "frames stacked", 1, 16)
+    epsilon_final: float = option(0.01, "share of random actions in the end", 0, 1)
+    epsilon_frames: int = option(50_000, "frames in which epsilon falls", 1, 10**12)
+
+
+def train(hp: Options, run: Run) -> State:
+    envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed)
+    network = NormalizedDQN(envs.states.shape[1:], len(ACTIONS)).to(run.device)
+    net = MixedWeights(network, torch.bfloat16, hp.learning_rate)
+    rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
+    epsilon = LinearEpsilon(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    random = np.random.default_rng(hp.seed)
+
+    @torch.no_grad()
+    def q_function(states: torch.Tensor) -> torch.Tensor:
+        return net(net.compute, states).float()
+
+    def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
+        q = net(weights, targets.states).float()
+        return mse_loss(q.gather(1, targets.actions.unsqueeze(1)).squeeze(1), targets.returns)
+
+    def update() -> torch.Tensor:
+        gradients, loss = grad_and_value(loss_of)(net.compute, rollout.sample(hp.batch_size))
+        net.adam(gradients)
+        return loss
+
+    def play() -> Iterator[None]:
+        updates_due = 0.0
+        while not engine.should_terminate:
+            states = torch.from_numpy(envs.states).to(run.device)
+            values, greedy = q_function(states).max(1)
+            rollout.state_values(states, values)
+            actions = greedy.cpu().numpy()
+            explore = random.random(hp.envs) < epsilon(engine.state.frames)
+            actions[explore] = random.integers(len(ACTIONS), size=explore.sum())
+            envs.send(ACTIONS[actions])
+            if engine.state.frames >= len(rollout):  # there is one to learn from
+                updates_due += hp.epochs * hp.envs / hp.batch_size
+            while updates_due >= 1:  # while the games go on
+                updates_due -= 1
+                yield
+            step = envs.recv()
+            rollout.outcome(actions, step.rewards, step.ended)
+            announce(engine, hp.envs, step.episodes)
+
+    learn = CompiledUpdate(update, run.device)
+    engine = Engine(lambda engine, _: learn())
+    attach_handlers(engine, run, epsilon)
+    state = engine.run(learn.ready_for(play()))
+    if state.solved:
+        env = wrap_deepmind(
+            make_atari(hp.env), episodic_life=False, stack=hp.stack, resize="opencv-area"
+        )
+        three_actions = TransformAction(env, lambda action: ACTIONS[action], Discrete(len(ACTIONS)))
+        evaluate(q_function, three_actions, run.tensorboard.writer, run.device)
+    return state
+
+
+if __name__ == "__main__":
+    launch(train, Options, __doc__)

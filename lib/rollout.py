@@ -1,0 +1,86 @@
+"""The frames of the last rollout, and the returns that are learned from them."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from lib.loss import lambda_returns
+
+
+class Targets(NamedTuple):
+    """Frames to learn from, on the training device."""
+
+    states: torch.Tensor  # uint8, (frames, stack, height, width)
+    actions: torch.Tensor  # int64, (frames,)
+    returns: torch.Tensor  # float32, (frames,)
+
+
+class Rollout:
+    """Records so many steps of all environments; then looks back, and records the next ones.
+
+    What was looked back on stays in its place until the next look back, where a compiled or
+    captured update finds it.
+
+    Args:
+        length: steps of a rollout.
+        states_shape: (environments, stack, height, width).
+        gamma: discount per agent step.
+        trace: lambda of the returns.
+        device: where everything is kept.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        states_shape: tuple[int, ...],
+        gamma: float,
+        trace: float,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.gamma, self.trace = gamma, trace
+        self._length, n = length, states_shape[0]
+        self._states = torch.zeros((length, *states_shape), dtype=torch.uint8, device=device)
+        self._actions = torch.zeros((length, n), dtype=torch.int64, device=device)
+        self._rewards = torch.zeros((length, n), device=device)
+        self._ended = torch.zeros((length, n), device=device)
+        self._values = torch.zeros((length + 1, n), device=device)
+        self._step = 0
+        self.past = Targets(
+            self._states.flatten(0, 1).clone(),
+            self._actions.flatten().clone(),
+            self._rewards.flatten().clone(),
+        )
+
+    def __len__(self) -> int:
+        """Frames of a rollout."""
+        return len(self.past.actions)
+
+    def state_values(self, states: torch.Tensor, values: torch.Tensor) -> None:
+        """Record the states of all environments and the values of their best actions.
+
+        With those after the last step the rollout is complete, and is looked back on.
+        """
+        self._values[self._step] = values
+        if self._step == self._length:
+            returns = lambda_returns(
+                self._rewards, self._ended, self._values, self.gamma, self.trace
+            )
+            self.past.states.copy_(self._states.flatten(0, 1))
+            self.past.actions.copy_(self._actions.flatten())
+            self.past.returns.copy_(returns.flatten())
+            self._values[0] = values
+            self._step = 0
+        self._states[self._step] = states
+
+    def outcome(self, actions: np.ndarray, rewards: np.ndarray, ended: np.ndarray) -> None:
+        """Record what was done, and what came of it: int64, float32 and bool, (environments,)."""
+        self._actions[self._step].copy_(torch.from_numpy(actions))
+        self._rewards[self._step].copy_(torch.from_numpy(rewards))
+        self._ended[self._step].copy_(torch.from_numpy(ended))
+        self._step += 1
+
+    def sample(self, batch_size: int) -> Targets:
+        """Draw frames of what was looked back on, uniformly and with replacement."""
+        rows = torch.randint(len(self), (batch_size,), device=self.past.actions.device)
+        return Targets(*(tensor[rows] for tensor in self.past))

@@ -1,0 +1,59 @@
+"""Q(lambda) returns against their definition, and the rollout that they are computed of."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lib.loss import lambda_returns
+from lib.rollout import Rollout
+
+
+def by_definition(rewards, ended, values, gamma, trace, t) -> float:
+    """The recursion, written down for one environment from one step on."""
+    if t == len(rewards):
+        return values[t]
+    if ended[t]:
+        return rewards[t]
+    rest = by_definition(rewards, ended, values, gamma, trace, t + 1)
+    return rewards[t] + gamma * ((1 - trace) * values[t + 1] + trace * rest)
+
+
+numbers = st.floats(-2, 2)
+
+
+@given(st.data(), st.integers(1, 8), st.integers(1, 3), st.floats(0, 1), st.floats(0, 1))
+def test_returns_are_those_of_the_definition(data, length, n, gamma, trace) -> None:
+    def draw(elements, rows):
+        row = st.lists(elements, min_size=n, max_size=n)
+        return torch.tensor(data.draw(st.lists(row, min_size=rows, max_size=rows)))
+
+    rewards, values = draw(numbers, length), draw(numbers, length + 1)
+    ended = draw(st.booleans(), length).float()
+    returns = lambda_returns(rewards, ended, values, gamma, trace)
+    for env in range(n):
+        for t in range(length):
+            one = (x[:, env].tolist() for x in (rewards, ended, values))
+            assert returns[t, env].item() == pytest.approx(
+                by_definition(*one, gamma, trace, t), abs=1e-5
+            )
+
+
+def test_a_rollout_is_looked_back_on_when_it_is_complete() -> None:
+    rollout = Rollout(2, (1, 1, 1, 1), gamma=0.5, trace=1.0)
+    place = rollout.past.states.data_ptr()
+    for t in range(5):
+        states = torch.full((1, 1, 1, 1), t, dtype=torch.uint8)
+        rollout.state_values(states, torch.tensor([100.0]))
+        rollout.outcome(np.array([t]), np.array([1.0], np.float32), np.array([t == 3]))
+    # After step 2: 1 + 0.5 * (1 + 0.5 * 100), and after step 4, where a game had ended at 3.
+    assert rollout.past.actions.tolist() == [2, 3]
+    assert rollout.past.states.flatten().tolist() == [2, 3]
+    assert rollout.past.returns.tolist() == [1.5, 1.0]
+    assert rollout.past.states.data_ptr() == place
+    drawn = rollout.sample(100)
+    assert set(zip(drawn.actions.tolist(), drawn.returns.tolist(), strict=True)) == {
+        (2, 1.5),
+        (3, 1.0),
+    }
