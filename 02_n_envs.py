@@ -19,7 +19,7 @@ from lib.arguments import Hyperparams, option
 from lib.atari_wrappers import make_atari, wrap_deepmind
 from lib.dqn_model import DQN, adam
 from lib.events import replay_batches
-from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearEpsilon
+from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearSchedule
 from lib.handlers import attach_handlers
 from lib.loss import bellman_loss
 from lib.replay_buffer import Batch, ReplayBuffer
@@ -46,7 +46,7 @@ def train(hp: Options, run: Run) -> State:
     def q_function(states: torch.Tensor) -> torch.Tensor:
         return net(states)
 
-    epsilon = LinearEpsilon(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
     experience = ExperienceSource(envs, agent, hp.seed, hp.steps)
     buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)

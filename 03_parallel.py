@@ -21,7 +21,7 @@ from lib.arguments import PlayerOptions, option
 from lib.atari_wrappers import make_atari, wrap_deepmind
 from lib.dqn_model import DQN, adam
 from lib.events import replay_batches
-from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearEpsilon
+from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearSchedule
 from lib.handlers import attach_handlers
 from lib.loss import bellman_loss
 from lib.player import ExperienceQueue, Player
@@ -36,7 +36,7 @@ class Options(PlayerOptions):
     steps: int = option(4, "frames an update is worth: scales batch and queue", 1, 256)
 
 
-def play(queue: ExperienceQueue, hp: Options, shared_net: DQN, epsilon: LinearEpsilon) -> None:
+def play(queue: ExperienceQueue, hp: Options, shared_net: DQN, epsilon: LinearSchedule) -> None:
     """What the player process does."""
     env = wrap_deepmind(make_atari(hp.env))
     net = copy.deepcopy(shared_net).to(hp.player_device) if hp.own_copy else shared_net
@@ -60,7 +60,7 @@ def train(hp: Options, run: Run) -> State:
     target_net = copy.deepcopy(net)
     optimizer = adam(net, hp.learning_rate)
 
-    epsilon = LinearEpsilon(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames * hp.steps)
+    epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames * hp.steps)
     player = Player(play, (hp, net, epsilon), bound=2 * hp.steps)
     buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
 

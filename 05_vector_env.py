@@ -18,8 +18,9 @@ from ignite.engine import Engine, State
 
 from lib.arguments import Hyperparams, option
 from lib.dqn_model import DQN, adam
+from lib.evaluation import evaluate
 from lib.events import replay_batches
-from lib.experience import EpsilonGreedyAgent, LinearEpsilon
+from lib.experience import EpsilonGreedyAgent, LinearSchedule
 from lib.handlers import attach_handlers
 from lib.loss import bellman_loss
 from lib.replay_buffer import Batch, ReplayBuffer
@@ -47,7 +48,7 @@ def train(hp: Options, run: Run) -> State:
     def q_function(states: torch.Tensor) -> torch.Tensor:
         return net(states)
 
-    epsilon = LinearEpsilon(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
     experience = VectorExperienceSource(envs, agent)
     buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
@@ -67,7 +68,10 @@ def train(hp: Options, run: Run) -> State:
     engine = Engine(process_batch)
     attach_handlers(engine, run, epsilon)
     batch_size = hp.batch_size * hp.envs
-    return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
+    state = engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
+    if state.solved:
+        evaluate(q_function, run, hp.stack)
+    return state
 
 
 if __name__ == "__main__":

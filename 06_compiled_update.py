@@ -20,8 +20,9 @@ from lib.arguments import Hyperparams, option
 from lib.compiled_update import CompiledUpdate, MixedWeights, Weights, fastest_dtype
 from lib.device_replay import DeviceReplayBuffer
 from lib.dqn_model import DQN
+from lib.evaluation import evaluate
 from lib.events import play
-from lib.experience import EpsilonGreedyAgent, LinearEpsilon
+from lib.experience import EpsilonGreedyAgent, LinearSchedule
 from lib.handlers import attach_handlers
 from lib.loss import bellman_loss
 from lib.replay_buffer import Batch
@@ -63,7 +64,7 @@ def train(hp: Options, run: Run) -> State:
         net.adam(gradients)
         return loss
 
-    epsilon = LinearEpsilon(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
     experience = VectorExperienceSource(envs, agent)
     learn = CompiledUpdate(update, run.device)
@@ -76,7 +77,10 @@ def train(hp: Options, run: Run) -> State:
 
     engine = Engine(process_batch)
     attach_handlers(engine, run, epsilon)
-    return engine.run(learn.ready_for(play(engine, experience, buffer, hp.replay_initial)))
+    state = engine.run(learn.ready_for(play(engine, experience, buffer, hp.replay_initial)))
+    if state.solved:
+        evaluate(q_function, run, hp.stack)
+    return state
 
 
 if __name__ == "__main__":

@@ -8,19 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete
-from gymnasium.wrappers import TransformAction
 from ignite.engine import Engine, State
 from torch.func import grad_and_value
 from torch.nn.functional import mse_loss
 
 from lib.arguments import CommonOptions, option
-from lib.atari_wrappers import make_atari, wrap_deepmind
 from lib.compiled_update import CompiledUpdate, MixedWeights, Weights
 from lib.dqn_model import NormalizedDQN
 from lib.evaluation import evaluate
 from lib.events import announce
-from lib.experience import LinearEpsilon
+from lib.experience import LinearSchedule
 from lib.handlers import attach_handlers
 from lib.rollout import Rollout, Targets
 from lib.run import Run, launch
@@ -33,7 +30,9 @@ ACTIONS = np.array([0, 2, 3])  # of Pong's six, those that differ: stay, up, dow
 class Options(CommonOptions):
     """The settings of this rung."""
 
-    learning_rate: float = option(1e-3, "of Adam", 1e-12, 1)
+    learning_rate: float = option(6e-4, "of Adam, in the first frame", 1e-12, 1)
+    learning_rate_final: float = option(3e-5, "of Adam, in the end", 1e-12, 1)
+    learning_rate_frames: int = option(500_000, "frames in which it falls", 1, 10**12)
     gamma: float = option(0.97, "discount per agent step", 0, 1)
     batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
     epochs: int = option(2, "how often a frame is learned from, on average", 1, 64)
@@ -50,7 +49,10 @@ def train(hp: Options, run: Run) -> State:
     network = NormalizedDQN(envs.states.shape[1:], len(ACTIONS)).to(run.device)
     net = MixedWeights(network, torch.bfloat16, hp.learning_rate)
     rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
-    epsilon = LinearEpsilon(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    learning_rate = LinearSchedule(
+        hp.learning_rate, hp.learning_rate_final, hp.learning_rate_frames
+    )
     random = np.random.default_rng(hp.seed)
 
     @torch.no_grad()
@@ -76,6 +78,7 @@ def train(hp: Options, run: Run) -> State:
             explore = random.random(hp.envs) < epsilon(engine.state.frames)
             actions[explore] = random.integers(len(ACTIONS), size=explore.sum())
             envs.send(ACTIONS[actions])
+            net.learning_rate.fill_(learning_rate(engine.state.frames))
             if engine.state.frames >= len(rollout):  # there is one to learn from
                 updates_due += hp.epochs * hp.envs / hp.batch_size
             while updates_due >= 1:  # while the games go on
@@ -90,11 +93,7 @@ def train(hp: Options, run: Run) -> State:
     attach_handlers(engine, run, epsilon)
     state = engine.run(learn.ready_for(play()))
     if state.solved:
-        env = wrap_deepmind(
-            make_atari(hp.env), episodic_life=False, stack=hp.stack, resize="opencv-area"
-        )
-        three_actions = TransformAction(env, lambda action: ACTIONS[action], Discrete(len(ACTIONS)))
-        evaluate(q_function, three_actions, run.tensorboard.writer, run.device)
+        evaluate(q_function, run, hp.stack, ACTIONS)
     return state
 
 

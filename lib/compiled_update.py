@@ -31,12 +31,14 @@ class MixedWeights:
 
     def __init__(self, network: nn.Module, dtype: torch.dtype, learning_rate: float) -> None:
         self.network = network
-        self.learning_rate = learning_rate
+        device = next(network.parameters()).device
+        # Tensors, so that a compiled or captured update finds their newest values.
+        self.learning_rate = torch.tensor(learning_rate, device=device)
+        self.steps = torch.zeros((), device=device)
         self.weights = dict(network.named_parameters())
         self.compute = {name: w.detach().to(dtype, copy=True) for name, w in self.weights.items()}
         self.means = {name: torch.zeros_like(w) for name, w in self.weights.items()}
         self.squares = {name: torch.zeros_like(w) for name, w in self.weights.items()}
-        self.steps = torch.zeros((), device=next(network.parameters()).device)
 
     def __call__(self, compute: Weights, states: torch.Tensor) -> torch.Tensor:
         """The network's values with these weights."""

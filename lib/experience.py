@@ -32,10 +32,10 @@ class Transition(NamedTuple):
     episode: Episode | None  # set if a whole game ended with this step
 
 
-class LinearEpsilon:
-    """Epsilon falls linearly over the first frames and then stays.
+class LinearSchedule:
+    """A number goes linearly to its final value over the first frames and then stays.
 
-    Source: Mnih et al., Nature 518 (2015), methods.
+    Source: Mnih et al., Nature 518 (2015), methods, for epsilon.
     """
 
     def __init__(self, start: float, final: float, frames: int) -> None:
@@ -44,7 +44,7 @@ class LinearEpsilon:
         self.frames = frames
 
     def __call__(self, frame: int) -> float:
-        """Epsilon at this frame."""
+        """The value at this frame."""
         progress = min(frame / self.frames, 1.0)
         return self.start + progress * (self.final - self.start)
 
@@ -64,7 +64,7 @@ class EpsilonGreedyAgent:
         self,
         q_function: QFunction,
         n_actions: int,
-        epsilon: LinearEpsilon,
+        epsilon: LinearSchedule,
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:

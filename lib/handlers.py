@@ -19,7 +19,7 @@ from ignite.metrics.metric import MetricUsage
 
 from lib.console import Console
 from lib.events import COUNTERS, PlayEvents
-from lib.experience import LinearEpsilon
+from lib.experience import LinearSchedule
 from lib.run import Failure, Run
 
 FILLING_EVERY = 1_000  # frames
@@ -27,7 +27,7 @@ LOG_EVERY = 100  # updates
 ALPHA = 0.98  # of the smoothed reward and loss
 
 
-def attach_handlers(engine: Engine, run: Run, epsilon: LinearEpsilon) -> None:
+def attach_handlers(engine: Engine, run: Run, epsilon: LinearSchedule) -> None:
     """Attach all that a rung wants to happen around its updates.
 
     The engine's process function returns the loss as a detached tensor: it stays on its
@@ -147,7 +147,7 @@ def stop_on_signals(engine: Engine, run: Run) -> None:
             signal.signal(number, stop)
 
 
-def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: LinearEpsilon) -> None:
+def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: LinearSchedule) -> None:
     """Write the curves: by episode, by frames while filling, by updates while training."""
     state = engine.state
 

@@ -112,7 +112,7 @@ def test_breakdown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_breakdown_of_no_rung(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("breakdown", "99_none", "--out", tmp_path) == 2
-    assert "no rung 99_none.py" in capsys.readouterr().err
+    assert "99_none cannot be taken apart" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,8 @@ def test_breakdown_of_no_rung(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("01_baseline", {"forward": 3.0, "environment": 1.0}, "02_n_envs.py"),
         ("01_baseline", {"forward": 1.0, "wrappers": 3.0}, "03_parallel.py"),
         ("03_parallel", {stopwatch.WAITING: 3.0, "forward": 1.0}, "04_new_wrappers_parallel.py"),
-        ("04_new_wrappers_parallel", {"forward": 3.0}, "--amp"),
+        ("04_new_wrappers_parallel", {"forward": 3.0}, "06_compiled_update.py"),
+        ("06_compiled_update", {"forward": 3.0}, "--amp"),
     ],
 )
 def test_verdict(name: str, parts: dict[str, float], says: str) -> None:

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lib.arguments import Hyperparams
 from lib.events import PlayEvents, replay_batches
-from lib.experience import Episode, LinearEpsilon, Transition
+from lib.experience import Episode, LinearSchedule, Transition
 from lib.handlers import attach_handlers
 from lib.replay_buffer import ReplayBuffer
 from lib.run import Failure, Run
@@ -46,7 +46,7 @@ def play(folder: Path, rewards: list[float], losses=lambda update: 1.0, **settin
     engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))
     with TensorboardLogger(folder) as tensorboard:
         run = Run(hyperparams, torch.device("cpu"), folder, tensorboard)
-        attach_handlers(engine, run, LinearEpsilon(1.0, 0.0, 1_000))
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000))
         for event in (PlayEvents.EPISODE_COMPLETED, PlayEvents.BEST_REWARD, PlayEvents.SOLVED):
             engine.add_event_handler(event, lambda _, name=event.value: fired.append(name))
         state = engine.run(
@@ -88,7 +88,7 @@ def test_a_bad_game_in_the_same_step_does_not_undo_the_solution(tmp_path):
     engine = Engine(lambda engine, batch: torch.tensor(0.0))
     with TensorboardLogger(tmp_path) as tensorboard:
         run = Run(Hyperparams(), torch.device("cpu"), tmp_path, tensorboard)
-        attach_handlers(engine, run, LinearEpsilon(1.0, 0.0, 10))
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10))
         buffer = ReplayBuffer(100, (2, 2, 2))
         state = engine.run(replay_batches(engine, [[good, bad]] * 3, buffer, 25, 4))
     assert (state.solved, state.frames, state.episodes) == (True, 2, 2)
@@ -147,7 +147,7 @@ def test_the_engine_counts_updates_only(tmp_path):
     engine.add_event_handler(Events.ITERATION_COMPLETED, lambda: seen.append(engine.state.frames))
     with TensorboardLogger(tmp_path) as tensorboard:
         run = Run(Hyperparams(), torch.device("cpu"), tmp_path, tensorboard)
-        attach_handlers(engine, run, LinearEpsilon(1.0, 0.0, 10))
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10))
         buffer = ReplayBuffer(100, (2, 2, 2))
         engine.run(replay_batches(engine, stream([0.0] * 3), buffer, 25, 4))
     assert seen == [25, 26, 27, 28, 29, 30]

@@ -13,7 +13,7 @@ from ignite.engine import Engine
 from lib.atari_wrappers import FrameStack
 from lib.dqn_model import DQN, adam
 from lib.events import COUNTERS, PlayEvents, replay_batches
-from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearEpsilon
+from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearSchedule
 from lib.handlers import track_reward
 from lib.loss import bellman_loss
 from lib.replay_buffer import Batch, ReplayBuffer
@@ -71,7 +71,7 @@ def test_bellman_loss_by_hand():
 
 
 def test_epsilon_falls_linearly_and_stays():
-    epsilon = LinearEpsilon(1.0, 0.02, 100_000)
+    epsilon = LinearSchedule(1.0, 0.02, 100_000)
     assert epsilon(0) == 1.0
     assert epsilon(50_000) == pytest.approx(0.51)
     assert epsilon(100_000) == epsilon(10**9) == pytest.approx(0.02)
@@ -86,14 +86,14 @@ def test_agent_explores_with_epsilon_and_is_greedy_otherwise():
 
     states = [np.full((1, 1, 1), i % 4, np.uint8) for i in range(1_000)]
     best = np.arange(1_000) % 4
-    agent = EpsilonGreedyAgent(q_function, 4, LinearEpsilon(0.0, 0.0, 1))
+    agent = EpsilonGreedyAgent(q_function, 4, LinearSchedule(0.0, 0.0, 1))
     assert np.array_equal(agent(states), best)
     assert agent.frames == 1_000
-    agent = EpsilonGreedyAgent(q_function, 4, LinearEpsilon(0.4, 0.4, 1))
+    agent = EpsilonGreedyAgent(q_function, 4, LinearSchedule(0.4, 0.4, 1))
     differing = np.mean(agent(states) != best)
     assert 0.2 < differing < 0.4  # 0.4 explore, a quarter of them by chance the best action
     assert 500 < asked[-1] < 700  # the network is asked for the greedy ones only
-    agent = EpsilonGreedyAgent(q_function, 4, LinearEpsilon(1.0, 1.0, 1))
+    agent = EpsilonGreedyAgent(q_function, 4, LinearSchedule(1.0, 1.0, 1))
     agent(states)
     assert len(asked) == 2
 
@@ -142,7 +142,7 @@ def test_the_library_learns_a_game_with_a_known_optimum():
     def q_function(states: torch.Tensor) -> torch.Tensor:
         return net(states)
 
-    agent = EpsilonGreedyAgent(q_function, 3, LinearEpsilon(1.0, 0.01, 3_000))
+    agent = EpsilonGreedyAgent(q_function, 3, LinearSchedule(1.0, 0.01, 3_000))
     buffer = ReplayBuffer(5_000, shape)
 
     def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "rungs",
         nargs="*",
         metavar="RUNG",
-        help="such as 01_baseline (default: all that train from a replay buffer of lib's)",
+        help="such as 01_baseline (default: all whose update is not one compiled function)",
     )
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
     counts = {
@@ -75,10 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Take the rungs apart, write tables, figure and traces."""
     device = chosen_device(args.cuda)
-    rungs = [Path(name).stem for name in args.rungs] or list(find_rungs())
+    whole = [rung for rung in find_rungs() if hasattr(load(rung), "replay_batches")]
+    rungs = [Path(name).stem for name in args.rungs] or whole
     for rung in rungs:
-        if rung not in find_rungs():
-            raise UserError(f"there is no rung {rung}.py, only {', '.join(find_rungs())}")
+        if rung not in whole:
+            raise UserError(
+                f"{rung} cannot be taken apart (later rungs update in one compiled function), "
+                f"only {', '.join(whole)}"
+            )
     settings = {
         "cuda": args.cuda,
         "replay_initial": args.replay_initial,

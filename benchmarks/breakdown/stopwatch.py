@@ -17,6 +17,7 @@ from lib import atari_wrappers
 from lib.dqn_model import DQN
 from lib.experience import EpsilonGreedyAgent
 from lib.replay_buffer import ReplayBuffer
+from lib.vector_env import StackedVectorEnv
 
 REST = "rest (ignite, Python)"
 WAITING = "waiting for the player"
@@ -25,7 +26,11 @@ SENDING = "sending"
 # Part of an iteration -> the functions that do it, as (class, method). What one of them calls
 # is charged to the inner part alone. A rung uses some of them.
 PARTS: dict[str, list[tuple[type, str]]] = {
-    "environment": [(ale_py.env.AtariEnv, "step"), (ale_py.env.AtariEnv, "reset")],
+    "environment": [
+        (ale_py.env.AtariEnv, "step"),
+        (ale_py.env.AtariEnv, "reset"),
+        (StackedVectorEnv, "recv"),
+    ],
     "wrappers": [(atari_wrappers.FrameStack, "step"), (atari_wrappers.FrameStack, "reset")],
     "action selection": [(EpsilonGreedyAgent, "__call__")],
     WAITING: [(Connection, "poll")],

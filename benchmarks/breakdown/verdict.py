@@ -13,16 +13,25 @@ REMEDIES: dict[str, list[tuple[str, str]]] = {
         ("02_n_envs", "makes one larger update for the frames of several environments"),
         ("03_parallel", "plays in a process of its own while this one updates"),
         ("04_new_wrappers_parallel", "plays in a process of its own, half the pixels per update"),
+        (
+            "06_compiled_update",
+            "updates in one compiled function, in bfloat16 where that is faster",
+        ),
     ],
     "playing": [
         ("03_parallel", "plays in a process of its own"),
         ("04_new_wrappers_n_env", "makes preprocessing cheaper"),
         ("04_new_wrappers_parallel", "makes preprocessing cheaper, in a process of its own"),
+        ("05_vector_env", "plays in C++ threads, beside the update"),
     ],
-    WAITING: [("04_new_wrappers_parallel", "makes the player's preprocessing cheaper")],
+    WAITING: [
+        ("04_new_wrappers_parallel", "makes the player's preprocessing cheaper"),
+        ("05_vector_env", "plays several games in C++ threads"),
+    ],
     "overhead": [
         ("02_n_envs", "shares it among the frames of several environments"),
         ("03_parallel", "shares it among the frames of a larger update"),
+        ("06_compiled_update", "updates in one compiled function"),
     ],
 }
 
