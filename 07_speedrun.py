@@ -30,8 +30,8 @@ ACTIONS = np.array([0, 2, 3])  # of Pong's six, those that differ: stay, up, dow
 class Options(CommonOptions):
     """The settings of this rung."""
 
-    learning_rate: float = option(6e-4, "of Adam, in the first frame", 1e-12, 1)
-    learning_rate_final: float = option(3e-5, "of Adam, in the end", 1e-12, 1)
+    learning_rate: float = option(5e-4, "of Adam, in the first frame", 1e-12, 1)
+    learning_rate_final: float = option(5e-5, "of Adam, in the end", 1e-12, 1)
     learning_rate_frames: int = option(500_000, "frames in which it falls", 1, 10**12)
     gamma: float = option(0.97, "discount per agent step", 0, 1)
     batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
@@ -45,6 +45,7 @@ class Options(CommonOptions):
 
 
 def train(hp: Options, run: Run) -> State:
+    torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # the other cores play meanwhile
     envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed)
     network = NormalizedDQN(envs.states.shape[1:], len(ACTIONS)).to(run.device)
     net = MixedWeights(network, torch.bfloat16, hp.learning_rate)
