@@ -31,8 +31,9 @@ class Options(CommonOptions):
     """The settings of this rung."""
 
     learning_rate: float = option(5e-4, "of Adam, in the first frame", 1e-12, 1)
-    learning_rate_final: float = option(5e-5, "of Adam, in the end", 1e-12, 1)
-    learning_rate_frames: int = option(500_000, "frames in which it falls", 1, 10**12)
+    learning_rate_final: float = option(2e-4, "of Adam, in the end", 1e-12, 1)
+    learning_rate_frames: int = option(600_000, "frames in which it falls", 1, 10**12)
+    adam_epsilon: float = option(1e-5, "of Adam: damps steps where gradients are small", 0, 1)
     gamma: float = option(0.97, "discount per agent step", 0, 1)
     batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
     epochs: int = option(2, "how often a frame is learned from, on average", 1, 64)
@@ -48,7 +49,7 @@ def train(hp: Options, run: Run) -> State:
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # the other cores play meanwhile
     envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed)
     network = NormalizedDQN(envs.states.shape[1:], len(ACTIONS)).to(run.device)
-    net = MixedWeights(network, torch.bfloat16, hp.learning_rate)
+    net = MixedWeights(network, torch.bfloat16, hp.learning_rate, hp.adam_epsilon)
     rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     learning_rate = LinearSchedule(

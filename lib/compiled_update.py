@@ -27,10 +27,18 @@ class MixedWeights:
         network: where the weights come from, and what they are used in.
         dtype: of the copies.
         learning_rate: of Adam.
+        epsilon: of Adam; larger ones damp the steps where gradients are small.
     """
 
-    def __init__(self, network: nn.Module, dtype: torch.dtype, learning_rate: float) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        dtype: torch.dtype,
+        learning_rate: float,
+        epsilon: float = 1e-8,
+    ) -> None:
         self.network = network
+        self.epsilon = epsilon
         device = next(network.parameters()).device
         # Tensors, so that a compiled or captured update finds their newest values.
         self.learning_rate = torch.tensor(learning_rate, device=device)
@@ -55,7 +63,7 @@ class MixedWeights:
             mean, square = self.means[name], self.squares[name]
             mean.lerp_(gradient, 1 - betas[0])
             square.lerp_(gradient * gradient, 1 - betas[1])
-            scale = (square / square_scale).sqrt() + 1e-8
+            scale = (square / square_scale).sqrt() + self.epsilon
             weight.sub_(self.learning_rate * (mean / mean_scale) / scale)
             self.compute[name].copy_(weight)
 
