@@ -1,0 +1,32 @@
+"""Evaluation on real Pong."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from ignite.handlers import TensorboardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lib import evaluation
+from lib.arguments import CommonOptions
+from lib.run import Run
+
+
+def test_who_never_moves_loses_every_game(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evaluation, "EPISODES", 2)
+    shapes = []
+
+    def stays(states: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(states.shape))
+        return torch.tensor([[1.0, 0.0]])
+
+    with TensorboardLogger(tmp_path) as tensorboard:
+        run = Run(CommonOptions(), torch.device("cpu"), tmp_path, tensorboard)
+        rewards = evaluation.evaluate(stays, run, stack=2, actions=[0, 3])
+    assert rewards == [-21.0, -21.0]
+    assert set(shapes) == {(1, 2, 84, 84)}
+    assert "mean -21.00, standard deviation 0.00" in capsys.readouterr().out
+    points = EventAccumulator(str(tmp_path)).Reload().Scalars("evaluation/reward")
+    assert [(point.step, point.value) for point in points] == [(1, -21.0), (2, -21.0)]
