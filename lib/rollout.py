@@ -45,6 +45,7 @@ class Rollout:
         self._rewards = torch.zeros((length, n), device=device)
         self._ended = torch.zeros((length, n), device=device)
         self._values = torch.zeros((length + 1, n), device=device)
+        self._shares = torch.zeros(length * n, device=device)  # cumulated, of being drawn
         self._step = 0
         self.past = Targets(
             self._states.flatten(0, 1).clone(),
@@ -69,6 +70,8 @@ class Rollout:
             self.past.states.copy_(self._states.flatten(0, 1))
             self.past.actions.copy_(self._actions.flatten())
             self.past.returns.copy_(returns.flatten())
+            surprise = (returns - self._values[:-1]).abs().flatten()
+            torch.cumsum(surprise + surprise.mean(), 0, out=self._shares)
             self._values[0] = values
             self._step = 0
         self._states[self._step] = states
@@ -81,6 +84,11 @@ class Rollout:
         self._step += 1
 
     def sample(self, batch_size: int) -> Targets:
-        """Draw frames of what was looked back on, uniformly and with replacement."""
-        rows = torch.randint(len(self), (batch_size,), device=self.past.actions.device)
+        """Draw frames of what was looked back on, with replacement.
+
+        Half of them uniformly, the other half in proportion to how far the return was from what
+        the network expected: in long rallies most frames come as expected, and teach little.
+        """
+        draws = torch.rand(batch_size, device=self._shares.device) * self._shares[-1]
+        rows = torch.searchsorted(self._shares, draws).clamp_(max=len(self) - 1)
         return Targets(*(tensor[rows] for tensor in self.past))
