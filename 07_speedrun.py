@@ -51,7 +51,7 @@ class Options(CommonOptions):
     trace: float = option(0.9, "lambda of the returns: the part of what came in them", 0, 1)
     stack: int = option(2, "frames stacked", 1, 16)
     epsilon_final: float = option(0.01, "share of random actions in the end", 0, 1)
-    epsilon_frames: int = option(250_000, "frames in which epsilon falls", 1, 10**12)
+    epsilon_frames: int = option(500_000, "frames in which epsilon falls", 1, 10**12)
 
 
 def train(hp: Options, run: Run) -> State:
