@@ -40,8 +40,8 @@ class Options(CommonOptions):
     """The settings of this rung."""
 
     learning_rate: float = option(5e-4, "of Adam, in the first frame", 1e-12, 1)
-    learning_rate_final: float = option(5e-5, "of Adam, in the end", 1e-12, 1)
-    learning_rate_frames: int = option(1_000_000, "frames in which it falls", 1, 10**12)
+    learning_rate_final: float = option(2e-4, "of Adam, in the end", 1e-12, 1)
+    learning_rate_frames: int = option(600_000, "frames in which it falls", 1, 10**12)
     adam_epsilon: float = option(1e-5, "of Adam: damps steps where gradients are small", 0, 1)
     gamma: float = option(0.97, "discount per agent step", 0, 1)
     batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
@@ -51,7 +51,7 @@ class Options(CommonOptions):
     trace: float = option(0.9, "lambda of the returns: the part of what came in them", 0, 1)
     stack: int = option(2, "frames stacked", 1, 16)
     epsilon_final: float = option(0.01, "share of random actions in the end", 0, 1)
-    epsilon_frames: int = option(500_000, "frames in which epsilon falls", 1, 10**12)
+    epsilon_frames: int = option(250_000, "frames in which epsilon falls", 1, 10**12)
 
 
 def train(hp: Options, run: Run) -> State:
