@@ -44,8 +44,7 @@ def train(hp: Options, run: Run) -> State:
     batch_size = hp.batch_size * hp.envs
 
     network = DQN(observation_shape, n_actions).to(run.device)
-    example = torch.zeros((batch_size, *observation_shape), dtype=torch.uint8, device=run.device)
-    dtype = torch.bfloat16 if hp.amp else fastest_dtype(network, example)
+    dtype = torch.bfloat16 if hp.amp else fastest_dtype(network, (batch_size, *observation_shape))
     net = MixedWeights(network, dtype, hp.learning_rate)
     target = copy.deepcopy(net.compute)
     buffer = DeviceReplayBuffer(hp.replay_size, observation_shape, run.device)

@@ -22,7 +22,7 @@ from torch.func import grad_and_value
 from torch.nn.functional import mse_loss
 
 from lib.arguments import CommonOptions, option
-from lib.compiled_update import CompiledUpdate, MixedWeights, Weights
+from lib.compiled_update import CompiledUpdate, MixedWeights, Weights, fastest_dtype
 from lib.dqn_model import NormalizedDQN
 from lib.evaluation import evaluate
 from lib.events import announce
@@ -57,8 +57,10 @@ class Options(CommonOptions):
 def train(hp: Options, run: Run) -> State:
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # the other cores play meanwhile
     envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed)
-    network = NormalizedDQN(envs.states.shape[1:], len(ACTIONS)).to(run.device)
-    net = MixedWeights(network, torch.bfloat16, hp.learning_rate, hp.adam_epsilon)
+    state_shape = envs.states.shape[1:]
+    network = NormalizedDQN(state_shape, len(ACTIONS)).to(run.device)
+    dtype = torch.bfloat16 if hp.amp else fastest_dtype(network, (hp.batch_size, *state_shape))
+    net = MixedWeights(network, dtype, hp.learning_rate, hp.adam_epsilon)
     rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     learning_rate = LinearSchedule(

@@ -68,8 +68,14 @@ class MixedWeights:
             self.compute[name].copy_(weight)
 
 
-def fastest_dtype(network: nn.Module, states: torch.Tensor) -> torch.dtype:
-    """What this device computes gradients of the network in sooner; says so in a line."""
+def fastest_dtype(network: nn.Module, states_shape: tuple[int, ...]) -> torch.dtype:
+    """What this device computes gradients of the network in sooner; says so in a line.
+
+    Args:
+        network: that is to learn.
+        states_shape: of the uint8 states of an update, (batch, stack, height, width).
+    """
+    states = torch.zeros(states_shape, dtype=torch.uint8, device=next(network.parameters()).device)
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         trial = copy.deepcopy(network).to(dtype)

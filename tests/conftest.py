@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -20,6 +21,15 @@ ROOT = Path(__file__).parent.parent
 SERIAL = ["00_slow_grads", "01_baseline", "02_n_envs", "04_new_wrappers_n_env"]
 PARALLEL = ["03_parallel", "04_new_wrappers_parallel"]
 BEYOND = ["05_vector_env", "06_compiled_update", "07_speedrun"]  # the book
+
+
+@pytest.fixture(autouse=True)
+def denormal_numbers() -> Iterator[None]:
+    """Rungs flush denormal numbers to zero, for a whole process; the next test has them again."""
+    import torch
+
+    yield
+    torch.set_flush_denormal(False)
 
 
 class Scripted(gym.Env):
