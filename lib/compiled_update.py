@@ -17,6 +17,21 @@ from torch.func import functional_call
 Weights = dict[str, torch.Tensor]
 
 
+@torch.library.custom_op("pong::rows", mutates_args=())
+def rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """``table[numbers]``, and the compiler leaves it as it is.
+
+    Fused with what follows it would fetch every pixel by its own address, and once per use:
+    an update of 256 states took 61 ms instead of 48 on two cores.
+    """
+    return table[numbers]
+
+
+@rows.register_fake
+def _shape_of_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return table.new_empty((*numbers.shape, *table.shape[1:]))
+
+
 class MixedWeights:
     """The weights of a network in float32 for Adam, and beside them copies to compute with.
 
@@ -42,7 +57,8 @@ class MixedWeights:
         device = next(network.parameters()).device
         # Tensors, so that a compiled or captured update finds their newest values.
         self.learning_rate = torch.tensor(learning_rate, device=device)
-        self.steps = torch.zeros((), device=device)
+        self.mean_decay = torch.ones((), device=device)  # beta to the power of the steps so far
+        self.square_decay = torch.ones((), device=device)
         self.weights = dict(network.named_parameters())
         self.compute = {name: w.detach().to(dtype, copy=True) for name, w in self.weights.items()}
         self.means = {name: torch.zeros_like(w) for name, w in self.weights.items()}
@@ -55,16 +71,16 @@ class MixedWeights:
     @torch.no_grad()
     def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         """A step of Adam; it also refreshes the copies."""
-        self.steps.add_(1)
-        mean_scale = 1 - betas[0] ** self.steps
-        square_scale = 1 - betas[1] ** self.steps
+        # Multiplied up: the compiler would take a power anew for every weight.
+        self.mean_decay.mul_(betas[0])
+        self.square_decay.mul_(betas[1])
         for name, weight in self.weights.items():
             gradient = gradients[name].float()
             mean, square = self.means[name], self.squares[name]
             mean.lerp_(gradient, 1 - betas[0])
             square.lerp_(gradient * gradient, 1 - betas[1])
-            scale = (square / square_scale).sqrt() + self.epsilon
-            weight.sub_(self.learning_rate * (mean / mean_scale) / scale)
+            scale = (square / (1 - self.square_decay)).sqrt() + self.epsilon
+            weight.sub_(self.learning_rate * (mean / (1 - self.mean_decay)) / scale)
             self.compute[name].copy_(weight)
 
 
@@ -106,7 +122,9 @@ class CompiledUpdate:
 
     def __init__(self, update: Callable[[], torch.Tensor], device: torch.device) -> None:
         self._device = device
-        self._call = torch.compile(update, fullgraph=True)
+        # What it finds never changes its shape, so nothing is checked before each call.
+        unchecked = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+        self._call = torch.compile(update, fullgraph=True, options=unchecked)
 
     def ready_for(self, turns: Iterable[None]) -> Iterator[None]:
         """The same turns to update, but compile, and capture, before the first.

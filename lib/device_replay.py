@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from lib.compiled_update import rows
 from lib.experience import Transition
 from lib.replay_buffer import Batch
 
@@ -101,15 +102,15 @@ class DeviceReplayBuffer:
         draws = torch.rand(batch_size, dtype=torch.float64, device=self.device)
         return self.gather((draws * self._count).long() + self._oldest)
 
-    def gather(self, rows: torch.Tensor) -> Batch:
-        """The transitions of these rows, int64 (batch,); states are views of their windows."""
-        rows = rows % self.capacity
-        stacks = self._frames[self._windows[rows]]
+    def gather(self, indices: torch.Tensor) -> Batch:
+        """The transitions in these places, int64 (batch,); states are views of their windows."""
+        indices = indices % self.capacity
+        stacks = rows(self._frames, self._windows[indices])
         return Batch(
             states=stacks[:, :-1],
-            actions=self._actions[rows],
-            rewards=self._rewards[rows],
-            terminated=self._terminated[rows],
+            actions=self._actions[indices],
+            rewards=self._rewards[indices],
+            terminated=self._terminated[indices],
             next_states=stacks[:, 1:],
         )
 

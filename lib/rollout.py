@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from lib.compiled_update import rows
 from lib.loss import lambda_returns
 
 
@@ -90,5 +91,5 @@ class Rollout:
         the network expected: in long rallies most frames come as expected, and teach little.
         """
         draws = torch.rand(batch_size, device=self._shares.device) * self._shares[-1]
-        rows = torch.searchsorted(self._shares, draws).clamp_(max=len(self) - 1)
-        return Targets(*(tensor[rows] for tensor in self.past))
+        drawn = torch.searchsorted(self._shares, draws).clamp_(max=len(self) - 1)
+        return Targets(*(rows(tensor, drawn) for tensor in self.past))
