@@ -122,9 +122,7 @@ class CompiledUpdate:
 
     def __init__(self, update: Callable[[], torch.Tensor], device: torch.device) -> None:
         self._device = device
-        # What it finds never changes its shape, so nothing is checked before each call.
-        unchecked = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-        self._call = torch.compile(update, fullgraph=True, options=unchecked)
+        self._call = torch.compile(update, fullgraph=True)
 
     def ready_for(self, turns: Iterable[None]) -> Iterator[None]:
         """The same turns to update, but compile, and capture, before the first.
