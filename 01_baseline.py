@@ -53,7 +53,15 @@ def train(hp: Hyperparams, run: Run) -> State:
         return loss.detach()
 
     engine = Engine(process_batch)
-    attach_handlers(engine, run, epsilon)
+    learned = {
+        "net": net,
+        "target_net": target_net,
+        "optimizer": optimizer,
+        "buffer": buffer,
+        "agent": agent,
+        "experience": experience,
+    }
+    attach_handlers(engine, run, epsilon, learned)
     return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, hp.batch_size))
 
 

@@ -64,7 +64,15 @@ def train(hp: Options, run: Run) -> State:
         return loss.detach()
 
     engine = Engine(process_batch)
-    attach_handlers(engine, run, epsilon)
+    learned = {
+        "net": net,
+        "target_net": target_net,
+        "optimizer": optimizer,
+        "buffer": buffer,
+        "agent": agent,
+        "experience": experience,
+    }
+    attach_handlers(engine, run, epsilon, learned)
     batch_size = hp.batch_size * hp.envs * hp.steps
     return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
 

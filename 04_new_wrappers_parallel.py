@@ -33,8 +33,10 @@ class Options(PlayerOptions, WrapperOptions):
     steps: int = option(4, "frames an update is worth: scales batch and queue", 1, 256)
 
 
-def play(queue: ExperienceQueue, hp: Options, shared_net: DQN, epsilon: LinearSchedule) -> None:
-    """What the player process does."""
+def play(
+    queue: ExperienceQueue, hp: Options, shared_net: DQN, epsilon: LinearSchedule, frames: int
+) -> None:
+    """What the player process does; ``frames`` were played before, by a run that goes on."""
     env = hp.make_env()
     net = copy.deepcopy(shared_net).to(hp.player_device) if hp.own_copy else shared_net
 
@@ -43,6 +45,7 @@ def play(queue: ExperienceQueue, hp: Options, shared_net: DQN, epsilon: LinearSc
         return net(states)
 
     agent = EpsilonGreedyAgent(q_function, env.action_space.n, epsilon, hp.player_device, hp.seed)
+    agent.frames = frames
     for frame, transitions in enumerate(ExperienceSource([env], agent, hp.seed), start=1):
         queue.put(*transitions)
         if hp.own_copy and frame % hp.sync_frames == 0:
@@ -58,7 +61,8 @@ def train(hp: Options, run: Run) -> State:
     optimizer = adam(net, hp.learning_rate)
 
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames * hp.steps)
-    player = Player(play, (hp, net, epsilon), bound=2 * hp.steps)
+    arguments = (hp, net, epsilon, run.frames_before)
+    player = Player(play, arguments, bound=2 * hp.steps, timeout=hp.player_timeout)
     buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
 
     def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
@@ -74,7 +78,8 @@ def train(hp: Options, run: Run) -> State:
         return loss.detach()
 
     engine = Engine(process_batch)
-    attach_handlers(engine, run, epsilon)
+    learned = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
+    attach_handlers(engine, run, epsilon, learned)
     batch_size = hp.batch_size * hp.steps
     with player as experience:
         return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))

@@ -66,11 +66,18 @@ def train(hp: Options, run: Run) -> State:
         return loss.detach()
 
     engine = Engine(process_batch)
-    attach_handlers(engine, run, epsilon)
+    learned = {
+        "net": net,
+        "target_net": target_net,
+        "optimizer": optimizer,
+        "buffer": buffer,
+        "agent": agent,
+    }
+    attach_handlers(engine, run, epsilon, learned)
     batch_size = hp.batch_size * hp.envs
     state = engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
     if state.solved:
-        evaluate(q_function, run, hp.stack)
+        evaluate(q_function, run)
     return state
 
 

@@ -46,7 +46,7 @@ def train(hp: Options, run: Run) -> State:
     network = DQN(observation_shape, n_actions).to(run.device)
     dtype = torch.bfloat16 if hp.amp else fastest_dtype(network, (batch_size, *observation_shape))
     net = MixedWeights(network, dtype, hp.learning_rate)
-    target = copy.deepcopy(net.compute)
+    target_net = copy.deepcopy(network).to(dtype)
     buffer = DeviceReplayBuffer(hp.replay_size, observation_shape, run.device)
 
     @torch.no_grad()
@@ -55,7 +55,7 @@ def train(hp: Options, run: Run) -> State:
 
     def loss_of(weights: Weights, batch: Batch) -> torch.Tensor:
         with torch.no_grad():
-            next_q = net(target, batch.next_states)
+            next_q = target_net(batch.next_states)
         return bellman_loss(net(weights, batch.states), next_q, batch, hp.gamma)
 
     def update() -> torch.Tensor:
@@ -71,14 +71,15 @@ def train(hp: Options, run: Run) -> State:
     def process_batch(engine: Engine, _: None) -> torch.Tensor:
         loss = learn()
         if engine.state.iteration % hp.target_sync == 0:
-            torch._foreach_copy_(list(target.values()), list(net.compute.values()))
+            target_net.load_state_dict(net.compute)
         return loss
 
     engine = Engine(process_batch)
-    attach_handlers(engine, run, epsilon)
+    learned = {"net": net, "target_net": target_net, "buffer": buffer, "agent": agent}
+    attach_handlers(engine, run, epsilon, learned)
     state = engine.run(learn.ready_for(play(engine, experience, buffer, hp.replay_initial)))
     if state.solved:
-        evaluate(q_function, run, hp.stack)
+        evaluate(q_function, run)
     return state
 
 

@@ -24,15 +24,13 @@ from torch.nn.functional import mse_loss
 from lib.arguments import CommonOptions, option
 from lib.compiled_update import CompiledUpdate, MixedWeights, Weights, fastest_dtype
 from lib.dqn_model import NormalizedDQN
-from lib.evaluation import evaluate
+from lib.evaluation import PONG_ACTIONS, evaluate
 from lib.events import announce
 from lib.experience import LinearSchedule
 from lib.handlers import attach_handlers
 from lib.rollout import Rollout, Targets
 from lib.run import Run, launch
 from lib.vector_env import StackedVectorEnv
-
-ACTIONS = np.array([0, 2, 3])  # of Pong's six, those that differ: stay, up, down
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,7 @@ class Options(CommonOptions):
     rollout: int = option(32, "frames of each environment in a rollout", 1, 1_024)
     trace: float = option(0.9, "lambda of the returns: the part of what came in them", 0, 1)
     stack: int = option(2, "frames stacked", 1, 16)
+    all_actions: bool = option(False, "play all actions, not only the three of Pong that differ")
     epsilon_final: float = option(0.01, "share of random actions in the end", 0, 1)
     epsilon_frames: int = option(250_000, "frames in which epsilon falls", 1, 10**12)
 
@@ -58,9 +57,10 @@ def train(hp: Options, run: Run) -> State:
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # the other cores play meanwhile
     envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed)
     state_shape = envs.states.shape[1:]
-    network = NormalizedDQN(state_shape, len(ACTIONS)).to(run.device)
+    played = np.arange(envs.n_actions) if hp.all_actions else np.array(PONG_ACTIONS)
+    network = NormalizedDQN(state_shape, len(played)).to(run.device)
     dtype = torch.bfloat16 if hp.amp else fastest_dtype(network, (hp.batch_size, *state_shape))
-    net = MixedWeights(network, dtype, hp.learning_rate, hp.adam_epsilon)
+    net = MixedWeights(network, dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
     rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     learning_rate = LinearSchedule(
@@ -89,10 +89,10 @@ def train(hp: Options, run: Run) -> State:
             rollout.state_values(states, values)
             actions = greedy.cpu().numpy()
             explore = random.random(hp.envs) < epsilon(engine.state.frames)
-            actions[explore] = random.integers(len(ACTIONS), size=explore.sum())
-            envs.send(ACTIONS[actions])
+            actions[explore] = random.integers(len(played), size=explore.sum())
+            envs.send(played[actions])
             net.learning_rate.fill_(learning_rate(engine.state.frames))
-            if engine.state.frames >= len(rollout):  # there is one to learn from
+            if rollout.complete:
                 updates_due += hp.epochs * hp.envs / hp.batch_size
             while updates_due >= 1:  # while the games go on
                 updates_due -= 1
@@ -103,10 +103,10 @@ def train(hp: Options, run: Run) -> State:
 
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())
-    attach_handlers(engine, run, epsilon)
+    attach_handlers(engine, run, epsilon, {"net": net})
     state = engine.run(learn.ready_for(play()))
     if state.solved:
-        evaluate(q_function, run, hp.stack, ACTIONS)
+        evaluate(q_function, run)
     return state
 
 

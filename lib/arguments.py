@@ -16,7 +16,10 @@ import gymnasium as gym
 import torch
 
 from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
+from lib.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
 
+# What a run that goes on may have another value of: its bounds, and what is kept of it.
+FREE = ("stop_reward", "max_frames", "run_dir", "checkpoint_every", "checkpoint_replay", "resume")
 MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
 
 
@@ -55,6 +58,11 @@ class CommonOptions:
     stop_reward: float = option(17.0, "solved when avg_reward reaches this", -1e9, 1e9)
     max_frames: int = option(0, "stop after this many frames; 0 for no limit", 0, 10**12)
     run_dir: str = option("runs", "where the folder of this run is made")
+    checkpoint_every: int = option(
+        5_000, "updates between checkpoints, also saved at the end; 0: none", 0, 10**9
+    )
+    checkpoint_replay: bool = option(False, "keep the replay buffer in checkpoints, too")
+    resume: str = option("", "go on with the run in this folder, with its settings")
     amp: bool = option(False, "update in bfloat16 where autocast thinks it safe")
     learning_rate: float = option(1e-4, "of Adam", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
@@ -112,6 +120,9 @@ class PlayerOptions(Hyperparams):
         0,
         10**6,
     )
+    player_timeout: float = option(
+        60.0, "seconds without a frame after which the player is given up", 1, 10**6
+    )
 
     def __post_init__(self) -> None:
         if self.play_device and not self.sync_frames:
@@ -159,14 +170,17 @@ class WrapperOptions(Hyperparams):
 Options = TypeVar("Options", bound=CommonOptions)
 
 
-class _OneLineParser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
     def error(self, message: str) -> NoReturn:
+        """End the program with exit code 2."""
         self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
 
 
 def parse(options: type[Options], description: str, argv: Sequence[str] | None = None) -> Options:
     """Read the command line; a bad value ends the program with one line and exit code 2."""
-    parser = _OneLineParser(
+    parser = OneLineParser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -174,9 +188,31 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     for entry in fields(options):
         _add_flag(parser, entry)
     values = options(**vars(parser.parse_args(argv)))
+    if values.resume:
+        settings = _settings_of(values.resume, parser)
+        before = {k: v for k, v in settings.items() if k not in FREE}
+        parser.set_defaults(**before)  # they need not be given again
+        values = options(**vars(parser.parse_args(argv)))
+        for name, value in before.items():
+            if getattr(values, name) != value:
+                flag = "--" + name.replace("_", "-")
+                parser.error(f"{flag}: the run in {values.resume} has {value}")
     if message := values.problem():
         parser.error(message)
     return values
+
+
+def _settings_of(folder: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """The hyperparameters of the run that is to go on; it must be one of this script."""
+    try:
+        if not Path(folder).is_dir():
+            raise CheckpointError(f"{folder} is not the folder of a run")
+        settings = read_checkpoint(find_checkpoint(Path(folder), "latest"))[SETTINGS]
+    except CheckpointError as error:
+        parser.error(f"--resume: {error}")
+    if settings["script"] != Path(parser.prog).stem:
+        parser.error(f"--resume: the run in {folder} is one of {settings['script']}.py")
+    return settings["hyperparameters"]
 
 
 def _add_flag(parser: argparse.ArgumentParser, entry: Field) -> None:

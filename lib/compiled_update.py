@@ -43,6 +43,7 @@ class MixedWeights:
         dtype: of the copies.
         learning_rate: of Adam.
         epsilon: of Adam; larger ones damp the steps where gradients are small.
+        exact: beginnings of the names of weights whose copies stay in float32, too.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class MixedWeights:
         dtype: torch.dtype,
         learning_rate: float,
         epsilon: float = 1e-8,
+        exact: tuple[str, ...] = (),
     ) -> None:
         self.network = network
         self.epsilon = epsilon
@@ -59,14 +61,40 @@ class MixedWeights:
         self.learning_rate = torch.tensor(learning_rate, device=device)
         self.mean_decay = torch.ones((), device=device)  # beta to the power of the steps so far
         self.square_decay = torch.ones((), device=device)
-        self.weights = dict(network.named_parameters())
-        self.compute = {name: w.detach().to(dtype, copy=True) for name, w in self.weights.items()}
+        self.weights: Weights = dict(network.named_parameters())
+        self.compute = {
+            name: w.detach().to(torch.float32 if name.startswith(exact) else dtype, copy=True)
+            for name, w in self.weights.items()
+        }
         self.means = {name: torch.zeros_like(w) for name, w in self.weights.items()}
         self.squares = {name: torch.zeros_like(w) for name, w in self.weights.items()}
 
     def __call__(self, compute: Weights, states: torch.Tensor) -> torch.Tensor:
         """The network's values with these weights."""
         return functional_call(self.network, compute, (states,))
+
+    def state_dict(self) -> dict[str, Weights]:
+        """What a checkpoint keeps; a network of the same kind takes the ``weights``."""
+        parts = self._parts().items()
+        return {part: {name: t.detach() for name, t in tensors.items()} for part, tensors in parts}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Weights]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        for part, tensors in self._parts().items():
+            for name, tensor in tensors.items():
+                tensor.copy_(state[part][name])
+        for name, weight in self.weights.items():
+            self.compute[name].copy_(weight)
+
+    def _parts(self) -> dict[str, Weights]:
+        decays = {"mean": self.mean_decay, "square": self.square_decay}
+        return {
+            "weights": self.weights,
+            "means": self.means,
+            "squares": self.squares,
+            "decays": decays,
+        }
 
     @torch.no_grad()
     def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:

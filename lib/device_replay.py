@@ -7,6 +7,7 @@ that the CPU would have to wait for. So sampling can be compiled, and captured i
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,6 +114,38 @@ class DeviceReplayBuffer:
             terminated=self._terminated[indices],
             next_states=stacks[:, 1:],
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: everything; the random numbers are torch's."""
+        return {
+            "frames_written": self._frames_written,
+            "transitions_written": self._transitions_written,
+            "first_intact": self._first_intact,
+            "state_windows": self._state_windows,
+            **{name: tensor.clone() for name, tensor in self._written().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken, of a buffer of the same size."""
+        self._frames_written = state["frames_written"]
+        self._transitions_written = state["transitions_written"]
+        self._first_intact = state["first_intact"]
+        self._state_windows = dict(state["state_windows"])
+        for name, tensor in self._written().items():
+            tensor.copy_(state[name])
+        self._forget()
+
+    def _written(self) -> dict[str, torch.Tensor]:
+        """Of every tensor the part that was written."""
+        n = min(self._transitions_written, self.capacity)
+        return {
+            "frames": self._frames[: self._frames_written],
+            "windows": self._windows[:n],
+            "actions": self._actions[:n],
+            "rewards": self._rewards[:n],
+            "terminated": self._terminated[:n],
+            "first_numbers": torch.from_numpy(self._first_numbers[:n]),
+        }
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)

@@ -54,10 +54,13 @@ class DQN(nn.Module):
         Returns:
             (batch, actions) in the weights' dtype, or in that of autocast.
         """
-        # One pass converts and reorders; the frames are scaled to 0..1 in place.
-        dtype = next(self.fc.parameters()).dtype
-        pixels = frames.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
-        return self.fc(self.conv(pixels))
+        return self.fc(self.conv(self.pixels(frames)))
+
+    def pixels(self, frames: torch.Tensor) -> torch.Tensor:
+        """The frames as the convolutions want them, 0 to 1."""
+        # One pass converts and reorders; the frames are scaled in place.
+        dtype = next(self.conv.parameters()).dtype
+        return frames.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
 
 
 class NormalizedDQN(DQN):
@@ -78,6 +81,15 @@ class NormalizedDQN(DQN):
                 nn.init.kaiming_normal_(parameter, nonlinearity="relu")
             else:
                 nn.init.zeros_(parameter)
+
+    def forward(self, frames: torch.Tensor) -> torch.Tensor:
+        """Estimate the action values, (batch, actions) in the dtype of the last layer's weights.
+
+        Actions of Pong often differ by less than bfloat16 resolves, so that layer may have more
+        precision than the others.
+        """
+        hidden = self.fc[:-1](self.conv(self.pixels(frames)))
+        return self.fc[-1](hidden.to(self.fc[-1].weight.dtype))
 
 
 def adam(network: nn.Module, learning_rate: float) -> torch.optim.Adam:

@@ -3,7 +3,8 @@
 Experience arrives between the engine's iterations (one iteration is one update), and it also
 arrives while the replay buffer is filled and there are no iterations yet. So playing has
 events of its own, fired by ``replay_batches``, with counters in the engine's state:
-``frames`` and ``episodes`` so far, and ``episode``, the last whole game.
+``frames`` and ``episodes`` so far, ``episode``, the last whole game, and ``update_due``, whether
+frames came since the last update.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ class PlayEvents(EventEnum):
 
     FRAMES_PLAYED = "frames_played"  # new transitions are in the replay buffer
     FILLING = "filling"  # once every 1,000 frames until training begins
+    TRAINING_BEGINS = "training_begins"  # before the first update
     EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
     BEST_REWARD = "best_reward"  # avg_reward was never higher
     SOLVED = "solved"  # avg_reward reached the bound
@@ -60,6 +62,8 @@ def play(
     initial: int,
 ) -> Iterator[None]:
     """Play and remember, as ``replay_batches``; yields whenever it is time for an update."""
+    if engine.state.update_due and len(buffer) >= initial:  # a run that ended before it goes on
+        yield
     for transitions in experience:
         buffer.extend(transitions)
         announce(engine, len(transitions), [transition.episode for transition in transitions])
@@ -73,6 +77,7 @@ def announce(engine: Engine, frames: int, episodes: Iterable[Episode | None]) ->
     """Count new frames, and fire the events that they and the games that ended with them bring."""
     state = engine.state
     state.frames += frames
+    state.update_due = True
     engine.fire_event(PlayEvents.FRAMES_PLAYED)
     for episode in episodes:
         if episode:

@@ -7,6 +7,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from lib.resumable_env import ResumableEnv
+
 QFunction = Callable[[torch.Tensor], torch.Tensor]  # states -> values of the actions
 
 
@@ -95,6 +97,15 @@ class EpsilonGreedyAgent:
         self.frames += len(states)
         return actions
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"frames": self.frames, "random": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        self.frames = state["frames"]
+        self._rng.bit_generator.state = state["random"]
+
 
 class ExperienceSource:
     """Steps environments in turn, forever; an episode that ends is followed by the next.
@@ -116,14 +127,27 @@ class ExperienceSource:
         seed: int = 0,
         steps: int = 1,
     ) -> None:
-        self.envs = envs
+        self.envs = [ResumableEnv(env) for env in envs]
         self.agent = agent
         self.seed = seed
         self.steps = steps
+        self._states: list[Any] = []
+        self._begins = [True] * len(envs)  # whether the next step is the first of an episode
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: how the current games came about."""
+        return {"games": [env.state_dict() for env in self.envs], "begins": list(self._begins)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Bring new environments to where ``state_dict`` was taken."""
+        games = zip(self.envs, state["games"], strict=True)
+        self._states = [env.play_again(game) for env, game in games]
+        self._begins = list(state["begins"])
 
     def __iter__(self) -> Iterator[list[Transition]]:
-        states: list[Any] = [env.reset(seed=self.seed + i)[0] for i, env in enumerate(self.envs)]
-        begins = [True] * len(self.envs)
+        if not self._states:
+            self._states = [env.reset(seed=self.seed + i)[0] for i, env in enumerate(self.envs)]
+        states, begins = self._states, self._begins
         while True:
             transitions = []
             for _ in range(self.steps):

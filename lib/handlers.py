@@ -11,6 +11,7 @@ They keep their figures in the engine's state, beside those of ``lib.events``:
 
 import math
 import signal
+from typing import Any
 
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger, Timer
@@ -21,28 +22,39 @@ from lib.console import Console
 from lib.events import COUNTERS, PlayEvents
 from lib.experience import LinearSchedule
 from lib.run import Failure, Run
+from lib.saving import save_checkpoints
 
 FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
 ALPHA = 0.98  # of the smoothed reward and loss
 
 
-def attach_handlers(engine: Engine, run: Run, epsilon: LinearSchedule) -> None:
+def attach_handlers(
+    engine: Engine, run: Run, epsilon: LinearSchedule, learned: dict[str, Any]
+) -> None:
     """Attach all that a rung wants to happen around its updates.
 
     The engine's process function returns the loss as a detached tensor: it stays on its
     device, and nothing here waits for the device more often than every ``LOG_EVERY`` updates.
+
+    Args:
+        engine: makes the updates.
+        run: what ``lib.run.launch`` gave.
+        epsilon: the schedule, by frame.
+        learned: what checkpoints keep besides the counters; each has ``state_dict`` and
+            ``load_state_dict``. If the run goes on with an earlier one, they are loaded here.
     """
     engine.logger.disabled = True  # a failure is reported once, by lib.run
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
 
     track_reward(engine, run.hyperparams.stop_reward)
-    track_speed(engine)
-    track_loss(engine, run)
+    speed = Speed(engine)
+    average = track_loss(engine, run)
     stop_at(engine, run.hyperparams.max_frames)
     stop_on_signals(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon)
     Console(run).attach(engine)
+    save_checkpoints(engine, run, learned, {"speed": speed, "avg_loss": average})
 
 
 def track_reward(engine: Engine, bound: float) -> None:
@@ -70,45 +82,87 @@ def track_reward(engine: Engine, bound: float) -> None:
         engine.terminate()
 
 
-def track_speed(engine: Engine) -> None:
-    """Keep time and frames per second, each phase by itself."""
-    state = engine.state
-    state.phase, state.fps, state.avg_fps, state.time_passed = "filling", 0.0, 0.0, 0.0
-    clock, phase, lap = Timer(), Timer(), Timer()
-    since = {"phase": 0, "lap": 0}  # frames at the start of each
+class Speed:
+    """Keeps time and frames per second, each phase by itself."""
 
-    @engine.on(Events.STARTED)
-    def start() -> None:
-        for timer in (clock, phase, lap):
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.clock, self.phase, self.lap = Timer(), Timer(), Timer()
+        self.phase_frames = self.lap_frames = 0  # when the phase, and the lap, began
+        # Of the run that this one goes on with:
+        self.seconds_before = self.training_seconds_before = 0.0
+        self.training_frames_before = 0
+        state = engine.state
+        state.phase, state.fps, state.avg_fps, state.time_passed = "filling", 0.0, 0.0, 0.0
+        state.update_due = False
+
+        engine.add_event_handler(Events.STARTED, self.start)
+        engine.add_event_handler(Events.ITERATION_STARTED, self.iteration_started)
+        engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
+        measured = Events.ITERATION_COMPLETED(every=LOG_EVERY) | Events.COMPLETED
+        engine.add_event_handler(measured, self.measure)
+
+    def start(self) -> None:
+        """Start all clocks."""
+        for timer in (self.clock, self.phase, self.lap):
             timer.reset()
 
-    @engine.on(Events.ITERATION_STARTED(once=1))
-    def training_begins() -> None:
-        measure()
+    def iteration_started(self) -> None:
+        """The first update begins the training phase."""
+        state = self.engine.state
+        state.update_due = False
+        if state.phase == "training":
+            return
+        self.measure()
+        self.engine.fire_event(PlayEvents.TRAINING_BEGINS)
         state.phase, state.fps = "training", 0.0
-        since.update(phase=state.frames, lap=state.frames)
-        phase.reset()
-        lap.reset()
+        self.phase_frames = self.lap_frames = state.frames
+        self.phase.reset()
+        self.lap.reset()
 
-    @engine.on(PlayEvents.FRAMES_PLAYED)
-    def keep_time() -> None:
-        state.time_passed = clock.value()
-        if state.phase == "filling" and state.frames - since["lap"] >= FILLING_EVERY:
-            measure()
-            engine.fire_event(PlayEvents.FILLING)
+    def frames_played(self) -> None:
+        """Keep the time; while filling, say now and then how fast it is."""
+        state = self.engine.state
+        state.time_passed = self.seconds_before + self.clock.value()
+        if state.phase == "filling" and state.frames - self.lap_frames >= FILLING_EVERY:
+            self.measure()
+            self.engine.fire_event(PlayEvents.FILLING)
 
-    @engine.on(Events.ITERATION_COMPLETED(every=LOG_EVERY) | Events.COMPLETED)
-    def measure() -> None:
-        state.time_passed = clock.value()
-        if state.frames > since["phase"]:
-            state.avg_fps = (state.frames - since["phase"]) / phase.value()
-        if state.frames > since["lap"]:
-            state.fps = (state.frames - since["lap"]) / lap.value()
-            since["lap"] = state.frames
-            lap.reset()
+    def measure(self) -> None:
+        """Frames per second since the last time, and in the whole phase."""
+        state = self.engine.state
+        state.time_passed = self.seconds_before + self.clock.value()
+        frames, seconds = state.frames - self.phase_frames, self.phase.value()
+        if state.phase == "training":
+            frames += self.training_frames_before
+            seconds += self.training_seconds_before
+        if frames > 0:
+            state.avg_fps = frames / seconds
+        if state.frames > self.lap_frames:
+            state.fps = (state.frames - self.lap_frames) / self.lap.value()
+            self.lap_frames = state.frames
+            self.lap.reset()
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint keeps: the time so far, and that of training."""
+        state = self.engine.state
+        training = state.phase == "training"
+        return {
+            "seconds": self.seconds_before + self.clock.value(),
+            "training_seconds": self.training_seconds_before + self.phase.value() * training,
+            "training_frames": self.training_frames_before
+            + (state.frames - self.phase_frames) * training,
+        }
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on counting where ``state_dict`` was taken."""
+        self.seconds_before = state["seconds"]
+        self.training_seconds_before = state["training_seconds"]
+        self.training_frames_before = int(state["training_frames"])
+        self.phase_frames = self.lap_frames = self.engine.state.frames
 
 
-def track_loss(engine: Engine, run: Run) -> None:
+def track_loss(engine: Engine, run: Run) -> RunningAverage:
     """Smooth the loss, and fail when it is no longer a number."""
     average = RunningAverage(output_transform=lambda loss: loss, alpha=ALPHA, device=run.device)
     # Updated with every loss on its device, but computed, which waits for it, rarely.
@@ -122,6 +176,8 @@ def track_loss(engine: Engine, run: Run) -> None:
         loss = engine.state.metrics["avg_loss"]  # remembers every loss that was not finite
         if not math.isfinite(loss):
             raise Failure(f"the loss became {loss} within {engine.state.iteration:,} updates")
+
+    return average
 
 
 def stop_at(engine: Engine, max_frames: int) -> None:

@@ -9,6 +9,7 @@ where a lock of ``multiprocessing.Queue`` would have died with its holder.
 
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -63,12 +64,18 @@ class Player:
             trainer: through shared memory on the CPU, through CUDA IPC on the GPU.
         bound: transitions that the player may be ahead.
         seed: of the process.
+        timeout: seconds without a transition after which the player counts as lost.
     """
 
     def __init__(
-        self, play: Callable[..., None], args: tuple[Any, ...], bound: int, seed: int = 0
+        self,
+        play: Callable[..., None],
+        args: tuple[Any, ...],
+        bound: int,
+        seed: int = 0,
+        timeout: float = 60.0,
     ) -> None:
-        self.bound = bound
+        self.bound, self.timeout = bound, timeout
         self._play, self._args, self._seed = play, args, seed
 
     def __enter__(self) -> Self:
@@ -97,6 +104,7 @@ class Player:
             self.process.join()
 
     def __iter__(self) -> Iterator[list[Transition]]:
+        heard = time.monotonic()
         while True:
             taken: list[Transition] = []
             try:
@@ -109,6 +117,9 @@ class Player:
                         break
                 if taken:
                     self._pipe.send(len(taken))
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > self.timeout:
+                    raise Failure(f"the player sent nothing for {self.timeout:g} seconds")
             except (EOFError, OSError):  # between messages, or within one
                 raise Failure(f"the player {self._how_it_ended()}") from None
             yield taken

@@ -12,7 +12,7 @@ one look-up of windows and one gathering of frames.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -127,6 +127,36 @@ class ReplayBuffer:
             terminated=self._to_device(self._terminated[indices]),
             next_states=self._gather(windows[:, 1:]),
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: everything, the frames without a copy."""
+        return {
+            "frames_written": self._frames_written,
+            "transitions_written": self._transitions_written,
+            "state_windows": self._state_windows,
+            "random": self._rng.bit_generator.state,
+            **{name: torch.from_numpy(array) for name, array in self._written().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken, of a buffer of the same size."""
+        self._frames_written = state["frames_written"]
+        self._transitions_written = state["transitions_written"]
+        self._state_windows = dict(state["state_windows"])
+        self._rng.bit_generator.state = state["random"]
+        for name, array in self._written().items():
+            array[:] = state[name].numpy()
+
+    def _written(self) -> dict[str, np.ndarray]:
+        """Of every array the part that was written."""
+        n = len(self)
+        return {
+            "frames": self._frames[: self._frames_written],
+            "windows": self._windows[:n],
+            "actions": self._actions[:n],
+            "rewards": self._rewards[:n],
+            "terminated": self._terminated[:n],
+        }
 
     def _gather(self, numbers: np.ndarray) -> torch.Tensor:
         """Stack frames by their numbers, (batch, stack), into (batch, stack, height, width)."""

@@ -46,8 +46,11 @@ class Rollout:
         self._rewards = torch.zeros((length, n), device=device)
         self._ended = torch.zeros((length, n), device=device)
         self._values = torch.zeros((length + 1, n), device=device)
-        self._shares = torch.zeros(length * n, device=device)  # cumulated, of being drawn
+        # What is learned from next: places in a random order, and how far it was gone through.
+        self._order = torch.zeros(length * n, dtype=torch.int64, device=device)
+        self._next = torch.zeros((), dtype=torch.int64, device=device)
         self._step = 0
+        self.complete = False  # there is something to look back on
         self.past = Targets(
             self._states.flatten(0, 1).clone(),
             self._actions.flatten().clone(),
@@ -71,10 +74,11 @@ class Rollout:
             self.past.states.copy_(self._states.flatten(0, 1))
             self.past.actions.copy_(self._actions.flatten())
             self.past.returns.copy_(returns.flatten())
-            surprise = (returns - self._values[:-1]).abs().flatten()
-            torch.cumsum(surprise + surprise.mean(), 0, out=self._shares)
+            torch.randperm(len(self), out=self._order)
+            self._next.zero_()
             self._values[0] = values
             self._step = 0
+            self.complete = True
         self._states[self._step] = states
 
     def outcome(self, actions: np.ndarray, rewards: np.ndarray, ended: np.ndarray) -> None:
@@ -85,11 +89,8 @@ class Rollout:
         self._step += 1
 
     def sample(self, batch_size: int) -> Targets:
-        """Draw frames of what was looked back on, with replacement.
-
-        Half of them uniformly, the other half in proportion to how far the return was from what
-        the network expected: in long rallies most frames come as expected, and teach little.
-        """
-        draws = torch.rand(batch_size, device=self._shares.device) * self._shares[-1]
-        drawn = torch.searchsorted(self._shares, draws).clamp_(max=len(self) - 1)
+        """The next frames of what was looked back on, in a random order that goes round."""
+        places = self._next + torch.arange(batch_size, device=self._next.device)
+        self._next.add_(batch_size)
+        drawn = self._order[places % len(self)]
         return Targets(*(rows(tensor, drawn) for tensor in self.past))

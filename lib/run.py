@@ -8,7 +8,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -25,9 +25,11 @@ from ignite.handlers import TensorboardLogger
 from torch.utils.tensorboard.summary import hparams
 
 from lib.arguments import Options, parse
+from lib.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
 
 LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+EVENT_FILES = "events.out.tfevents.*"
 OUTCOME = ("frames", "updates", "episodes", "seconds", "fps", "avg_reward", "solved")
 
 
@@ -43,7 +45,14 @@ class Run(Generic[Options]):
     device: torch.device
     folder: Path
     tensorboard: TensorboardLogger
+    script: str
+    checkpoint: dict[str, Any] | None = None  # the one to go on from
     signal: int | None = field(default=None)  # the one that ended the run
+
+    @property
+    def frames_before(self) -> int:
+        """Frames played when the run that goes on was saved; 0 in a new run."""
+        return self.checkpoint["progress"]["frames"] if self.checkpoint else 0
 
     def autocast(self) -> torch.autocast:
         """bfloat16 where it is safe, if ``--amp`` was given."""
@@ -70,21 +79,29 @@ def launch(
         device = torch.device("cuda" if hyperparams.cuda else "cpu")
         prepare_torch(hyperparams.seed)
         try:
-            folder = make_folder(hyperparams, script)
-        except OSError as error:
-            print(f"{script}: error: --run-dir: {error}", file=sys.stderr)
+            folder, checkpoint = open_folder(hyperparams, script)
+        except (OSError, CheckpointError) as error:
+            flag = "--resume" if hyperparams.resume else "--run-dir"
+            print(f"{script}: error: {flag}: {error}", file=sys.stderr)
             sys.exit(2)
         machine = describe_machine(device)
         print(f"{script} on " + ", ".join(f"{name} {value}" for name, value in machine.items()))
         print(f"run folder {folder}", flush=True)
+        if checkpoint:
+            progress = checkpoint["progress"]
+            print(
+                f"going on after {progress['frames']:,} frames, {progress['iteration']:,} updates",
+                flush=True,
+            )
         # Curves should be on the screen of whoever watches within seconds.
         with TensorboardLogger(folder, flush_secs=5) as tensorboard:
-            run = Run(hyperparams, device, folder, tensorboard)
+            run = Run(hyperparams, device, folder, tensorboard, script, checkpoint)
             metrics = {f"outcome/{name}": 0 for name in OUTCOME}
             settings = asdict(hyperparams) | {"script": script} | machine
             experiment, begin, end = hparams(settings, metrics)
-            for summary in (experiment, begin):  # an unfinished run is listed, too
-                tensorboard.writer.file_writer.add_summary(summary)
+            if not checkpoint:
+                for summary in (experiment, begin):  # an unfinished run is listed, too
+                    tensorboard.writer.file_writer.add_summary(summary)
             state = train(hyperparams, run)
             outcome = describe_outcome(state)
             for name, value in outcome.items():
@@ -122,6 +139,28 @@ def keep_freed_memory() -> None:
     if mallopt:
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc accepts
         mallopt(M_TRIM_THRESHOLD, 512 * 2**20)
+
+
+def open_folder(hyperparams: Options, script: str) -> tuple[Path, dict[str, Any] | None]:
+    """The folder of a new run; or that of the run to go on with, and its checkpoint.
+
+    What was logged after that checkpoint is cut off the event files: it will come again.
+    """
+    if not hyperparams.resume:
+        return make_folder(hyperparams, script), None
+    folder = Path(hyperparams.resume)
+    checkpoint = read_checkpoint(find_checkpoint(folder, "latest"))
+    cut_events(folder, checkpoint["progress"]["events"])
+    return folder, checkpoint
+
+
+def cut_events(folder: Path, lengths: Mapping[str, int]) -> None:
+    """Take from the curves what was logged after the checkpoint that knew these lengths."""
+    for file in folder.glob(EVENT_FILES):
+        if file.name in lengths:
+            os.truncate(file, lengths[file.name])
+        else:  # by a run that went on, and did not come to a checkpoint
+            file.unlink()
 
 
 def make_folder(hyperparams: Options, script: str) -> Path:

@@ -45,8 +45,8 @@ def play(folder: Path, rewards: list[float], losses=lambda update: 1.0, **settin
     fired: list[str] = []
     engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))
     with TensorboardLogger(folder) as tensorboard:
-        run = Run(hyperparams, torch.device("cpu"), folder, tensorboard)
-        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000))
+        run = Run(hyperparams, torch.device("cpu"), folder, tensorboard, "01_baseline")
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {})
         for event in (PlayEvents.EPISODE_COMPLETED, PlayEvents.BEST_REWARD, PlayEvents.SOLVED):
             engine.add_event_handler(event, lambda _, name=event.value: fired.append(name))
         state = engine.run(
@@ -87,8 +87,8 @@ def test_a_bad_game_in_the_same_step_does_not_undo_the_solution(tmp_path):
     bad = good._replace(env=1, episode=Episode(-500.0, 1))
     engine = Engine(lambda engine, batch: torch.tensor(0.0))
     with TensorboardLogger(tmp_path) as tensorboard:
-        run = Run(Hyperparams(), torch.device("cpu"), tmp_path, tensorboard)
-        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10))
+        run = Run(Hyperparams(), torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {})
         buffer = ReplayBuffer(100, (2, 2, 2))
         state = engine.run(replay_batches(engine, [[good, bad]] * 3, buffer, 25, 4))
     assert (state.solved, state.frames, state.episodes) == (True, 2, 2)
@@ -146,8 +146,8 @@ def test_the_engine_counts_updates_only(tmp_path):
     engine = Engine(lambda engine, batch: torch.tensor(0.0))
     engine.add_event_handler(Events.ITERATION_COMPLETED, lambda: seen.append(engine.state.frames))
     with TensorboardLogger(tmp_path) as tensorboard:
-        run = Run(Hyperparams(), torch.device("cpu"), tmp_path, tensorboard)
-        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10))
+        run = Run(Hyperparams(), torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {})
         buffer = ReplayBuffer(100, (2, 2, 2))
         engine.run(replay_batches(engine, stream([0.0] * 3), buffer, 25, 4))
     assert seen == [25, 26, 27, 28, 29, 30]

@@ -158,6 +158,7 @@ def test_the_library_learns_a_game_with_a_known_optimum():
 
     engine = Engine(process_batch)
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
+    engine.state.update_due = False
     track_reward(engine, bound=0.9)
     engine.on(PlayEvents.FRAMES_PLAYED)(lambda: engine.state.frames < 25_000 or engine.terminate())
     state = engine.run(replay_batches(engine, ExperienceSource(envs, agent), buffer, 500, 64))

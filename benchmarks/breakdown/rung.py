@@ -76,13 +76,13 @@ def run_rung(
         begin: called when measuring begins.
         end: called when it ends.
     """
-    hyperparams = getattr(module, "Options", Hyperparams)(**settings)
+    hyperparams = getattr(module, "Options", Hyperparams)(**settings, checkpoint_every=0)
     device = torch.device("cuda" if hyperparams.cuda else "cpu")
     measured = Measured()
     attach_handlers, make_player = module.attach_handlers, player.Player.__init__
 
-    def attach(engine: Engine, run: Run, epsilon: Any) -> None:
-        attach_handlers(engine, run, epsilon)
+    def attach(engine: Engine, *args: Any) -> None:
+        attach_handlers(engine, *args)
         first: dict[str, float] = {}
 
         # Not the rung's own rate of filling: that one includes the start of a player.
@@ -122,7 +122,7 @@ def run_rung(
         stack.enter_context(mock.patch.object(module, "attach_handlers", attach))
         stack.enter_context(mock.patch.object(player.Player, "__init__", remember))
         tensorboard = stack.enter_context(TensorboardLogger(folder))
-        run = Run(hyperparams, device, folder, tensorboard)
+        run = Run(hyperparams, device, folder, tensorboard, module.__name__)
         try:
             module.train(hyperparams, run)
         except Failure as failure:

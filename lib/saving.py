@@ -1,0 +1,136 @@
+"""Saving checkpoints while a run goes on, and going on from one.
+
+A checkpoint holds what was learned, where the run stands, its settings, and how long its event
+files were. A run that goes on from it cuts them to that length, so whatever was logged between
+the checkpoint and the end of the run is logged once, by the run that goes on.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from ignite.engine import Engine, Events
+from ignite.handlers import Checkpoint, DiskSaver
+
+from lib.checkpoints import FOLDER, SETTINGS, read_checkpoint
+from lib.run import EVENT_FILES, Failure, Run
+
+
+class Settings:
+    """The script and its hyperparameters, for a checkpoint."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run that goes on must agree with."""
+        return {"script": self.run.script, "hyperparameters": asdict(self.run.hyperparams)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing: the command line was held against it, see ``lib.arguments``."""
+
+
+class Progress:
+    """Where a run stands, for a checkpoint: the engine's counters and the curves."""
+
+    COUNTERS = ("iteration", "frames", "episodes", "avg_reward", "best_avg_reward", "update_due")
+
+    def __init__(self, engine: Engine, run: Run) -> None:
+        self.engine, self.run = engine, run
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, torch's random state, and the length of every event file."""
+        self.run.tensorboard.writer.flush()
+        files = self.run.folder.glob(EVENT_FILES)
+        return {
+            **{name: getattr(self.engine.state, name) for name in self.COUNTERS},
+            "random": torch.get_rng_state(),
+            "events": {file.name: file.stat().st_size for file in files},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the counters; the event files were cut before they were opened again."""
+        for name in self.COUNTERS:
+            setattr(self.engine.state, name, state[name])
+        torch.set_rng_state(state["random"])
+
+
+def save_checkpoints(
+    engine: Engine, run: Run, learned: dict[str, Any], figures: dict[str, Any]
+) -> None:
+    """Save every ``--checkpoint-every`` updates and at the end; go on from ``run.checkpoint``.
+
+    The last two are kept, the best by avg_reward of those that were the latest, and the solved one.
+    A file appears under its name when it is complete.
+
+    Args:
+        engine: is saved at the end of an update.
+        run: with the settings, and the checkpoint to go on from.
+        learned: what a rung wants to keep; each has ``state_dict`` and ``load_state_dict``.
+        figures: likewise, what ignite resets when the engine starts.
+    """
+    hp, folder = run.hyperparams, run.folder / FOLDER
+    if not hp.checkpoint_replay:
+        learned = {name: kept for name, kept in learned.items() if name != "buffer"}
+    figures = {"progress": Progress(engine, run), **figures}
+    load_checkpoint(engine, run, learned, figures)
+    if not hp.checkpoint_every:
+        return
+
+    everything = {SETTINGS: Settings(run), **learned, **figures}
+
+    def checkpoint(kind: str, count: int, **how: Any) -> Checkpoint:
+        return Checkpoint(
+            dict(everything),
+            DiskSaver(str(folder), create_dir=True, require_empty=False),
+            n_saved=count,
+            filename_pattern=kind + "-{global_step}.pt",
+            global_step_transform=lambda engine, _: engine.state.iteration,
+            **how,
+        )
+
+    best = checkpoint("best", 1, score_function=lambda engine: engine.state.avg_reward)
+    latest, solved = checkpoint("latest", 2), checkpoint("solved", 1)
+    if run.checkpoint:  # what is there already counts
+        scored = {file: reward_of(file) for file in folder.glob("best-*.pt")}
+        steps = {file: int(file.stem.split("-")[1]) for file in folder.glob("latest-*.pt")}
+        for handler, files in ((best, scored), (latest, steps)):
+            saved = sorted((priority, file.name) for file, priority in files.items())
+            handler.load_state_dict({"_saved": saved})
+
+    @engine.on(Events.ITERATION_COMPLETED(every=hp.checkpoint_every) | Events.COMPLETED)
+    def save(engine: Engine) -> None:
+        state = engine.state
+        try:
+            if state.iteration and state.episodes:
+                best(engine)
+            if state.solved:
+                solved(engine)
+            latest(engine)
+        except (OSError, RuntimeError) as error:  # torch's own when the disk is full
+            reason = str(error).strip().split("\n")[0]
+            raise Failure(f"no checkpoint could be written to {folder}: {reason}") from None
+
+
+def reward_of(checkpoint: Path) -> float:
+    """Its avg_reward."""
+    return read_checkpoint(checkpoint)["progress"]["avg_reward"]
+
+
+def load_checkpoint(
+    engine: Engine, run: Run, learned: dict[str, Any], figures: dict[str, Any]
+) -> None:
+    """Go on where ``run.checkpoint`` was saved, if there is one."""
+    checkpoint = run.checkpoint
+    if checkpoint is None:
+        return
+    for leftover in (run.folder / FOLDER).glob("tmp*"):  # of a run that was killed while saving
+        leftover.unlink()
+    present = {name: kept for name, kept in learned.items() if name in checkpoint}
+    Checkpoint.load_objects(present, {name: checkpoint[name] for name in present})
+
+    @engine.on(Events.STARTED)
+    def go_on() -> None:
+        Checkpoint.load_objects(figures, {name: checkpoint[name] for name in figures})
+        run.checkpoint = None  # it may hold a replay buffer
