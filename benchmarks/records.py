@@ -12,6 +12,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from benchmarks.report import HARDWARE, LIBRARIES
 
+# Settings that say where a run is kept, and how, but not what it does.
+UNIMPORTANT = ("run_dir", "resume", "checkpoint_every", "checkpoint_replay")
 Setting = str | float  # TensorBoard keeps every number as a float, and flags as 0 and 1
 
 
@@ -63,7 +65,8 @@ def read_record(folder: Path) -> Record | None:
     if "script" not in told:
         return None
     script, seed = str(told.pop("script")), int(told.pop("seed", 0))
-    told.pop("run_dir", None)
+    for name in UNIMPORTANT:
+        told.pop(name, None)
     machine = {name: told.pop(name) for name in (*HARDWARE, *LIBRARIES) if name in told}
     outcome = {name: values[-1] for name, (_, values) in _scalars(events, "outcome/").items()}
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from benchmarks import UserError
 from benchmarks.arguments import positive
-from benchmarks.records import Record, Setting, read_records
+from benchmarks.records import UNIMPORTANT, Record, Setting, read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMES = 10_000
@@ -294,5 +294,5 @@ def _as_settings(values: dict[str, Any]) -> dict[str, Setting]:
     return {
         name: value if isinstance(value, str) else float(value)
         for name, value in values.items()
-        if name not in ("seed", "run_dir") and value is not None
+        if name not in ("seed", *UNIMPORTANT) and value is not None
     }

@@ -24,7 +24,8 @@ from lib.experience import Transition
 from lib.run import Failure, prepare_torch
 
 WAIT_SECONDS = 1.0  # between looks at whether the trainer was asked to stop
-EXIT_SECONDS = 3.0  # for a player to go by itself
+EXIT_SECONDS = 1.0  # for a player to go by itself; it has nothing to save
+START_SECONDS = 120.0  # for its first transition, where the limit is shorter
 
 
 class ExperienceQueue:
@@ -104,7 +105,7 @@ class Player:
             self.process.join()
 
     def __iter__(self) -> Iterator[list[Transition]]:
-        heard = time.monotonic()
+        deadline = time.monotonic() + max(self.timeout, START_SECONDS)
         while True:
             taken: list[Transition] = []
             try:
@@ -117,8 +118,8 @@ class Player:
                         break
                 if taken:
                     self._pipe.send(len(taken))
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > self.timeout:
+                    deadline = time.monotonic() + self.timeout
+                elif time.monotonic() > deadline:
                     raise Failure(f"the player sent nothing for {self.timeout:g} seconds")
             except (EOFError, OSError):  # between messages, or within one
                 raise Failure(f"the player {self._how_it_ended()}") from None

@@ -5,6 +5,7 @@ files were. A run that goes on from it cuts them to that length, so whatever was
 the checkpoint and the end of the run is logged once, by the run that goes on.
 """
 
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,10 @@ def save_checkpoints(
             latest(engine)
         except (OSError, RuntimeError) as error:  # torch's own when the disk is full
             reason = str(error).strip().split("\n")[0]
-            raise Failure(f"no checkpoint could be written to {folder}: {reason}") from None
+            free = shutil.disk_usage(run.folder).free // 2**20
+            raise Failure(
+                f"no checkpoint could be written to {folder}, with {free:,} MB free: {reason}"
+            ) from None
 
 
 def reward_of(checkpoint: Path) -> float:

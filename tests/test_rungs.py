@@ -59,13 +59,20 @@ def test_solved_is_exit_code_0(tmp_path):
 
 
 @pytest.mark.parametrize("script", [*SERIAL, "05_vector_env"])
-def test_same_seed_same_run_bit_for_bit(script, tmp_path):
+def test_same_seed_same_run_bit_for_bit_even_if_it_was_interrupted(script, tmp_path):
+    flags = [*QUICK, "--epsilon-frames", "400", "--seed", "3", "--checkpoint-replay"]
+    frames = "900" if script in SERIAL else "1500"  # eight of them come with an update
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run_rung(script, whole, *flags, "--max-frames", frames).returncode == 0
+    if script in SERIAL:
+        assert run_rung(script, parts, *flags, "--max-frames", "450").returncode == 0
+        (run,) = parts.iterdir()
+        flags = ["--resume", str(run)]
+    result = run_rung(script, parts, *flags, "--max-frames", frames)
+    assert result.returncode == 0, result.stderr
+
     curves = []
-    for name in ("one", "two"):
-        frames = "900" if script in SERIAL else "1500"  # eight of them come with an update
-        flags = ("--max-frames", frames, "--epsilon-frames", "400", "--seed", "3")
-        assert run_rung(script, tmp_path / name, *QUICK, *flags).returncode == 0
-        events = read_events(tmp_path / name)
+    for events in (read_events(whole), read_events(parts)):
         curves.append(
             [
                 (tag, point.step, point.value)

@@ -1,0 +1,42 @@
+"""The fault campaign, a little of it; ``pytest -m campaign`` runs more, see tests/faults."""
+
+import random
+from pathlib import Path
+
+import pytest
+from conftest import run_rung
+
+from tests.faults import campaign
+
+FEW = random.Random(5)
+
+
+@pytest.mark.parametrize("fault", campaign.PLAYER_FAULTS)
+def test_a_failing_player_ends_the_run(fault):
+    campaign.player_fault(fault, FEW)
+
+
+def test_a_killed_trainer_goes_on_without_a_seam():
+    assert campaign.trainer_kills(2, FEW)["updates"] > 0
+
+
+def test_a_full_disk_leaves_the_last_checkpoint():
+    try:
+        assert "MB free" in campaign.disk_full(FEW)
+    except PermissionError as error:
+        pytest.skip(str(error))
+
+
+def test_event_files_cut_anywhere(tmp_path):
+    flags = ("--replay-initial", "300", "--batch-size", "4", "--max-frames", "1500")
+    assert run_rung("01_baseline", tmp_path, *flags).returncode == 0
+    (run,) = tmp_path.iterdir()
+    for _ in range(2):
+        campaign.cut_events(run, FEW)
+
+
+@pytest.mark.campaign
+def test_the_whole_campaign(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["campaign", "--out", str(tmp_path)])
+    campaign.main()
+    assert Path(tmp_path / "soak.csv").exists()

@@ -1,0 +1,104 @@
+"""Runs that go on: which may, and what they go on with."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import read_events, run_rung
+
+from lib.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
+
+QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run of the baseline."""
+    place = tmp_path_factory.mktemp("runs")
+    result = run_rung(
+        "01_baseline", place, *QUICK, "--max-frames", "900", "--learning-rate", "2e-4"
+    )
+    assert result.returncode == 0, result.stderr
+    (folder,) = place.iterdir()
+    return folder
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "word"),
+    [
+        ("02_n_envs", (), "is one of 01_baseline.py"),
+        ("01_baseline", ("--learning-rate", "1e-4"), "--learning-rate"),
+        ("01_baseline", ("--seed", "3"), "--seed"),
+    ],
+)
+def test_another_script_or_setting_is_refused(run, script, flags, word):
+    before = everything(run)
+    result = run_rung(script, run.parent, "--resume", str(run), *flags)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert word in result.stderr
+    assert everything(run) == before
+
+
+def test_damaged_and_foreign_checkpoints_are_refused(run, tmp_path):
+    whole = find_checkpoint(run, "latest")
+    place = tmp_path / "run" / "checkpoints"
+    place.mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="no checkpoint in a folder"):
+        find_checkpoint(tmp_path, "latest")
+    foreign = place / "latest-7.pt"
+    damages = {
+        "cut": lambda: foreign.write_bytes(whole.read_bytes()[:-50_000]),
+        "empty": lambda: foreign.write_bytes(b""),
+        "of another program": lambda: torch.save({"model": torch.zeros(2)}, foreign),
+        "with code in it": lambda: torch.save({"settings": Path("/")}, foreign),
+    }
+    for damage in damages.values():
+        damage()
+        before = everything(tmp_path)
+        result = run_rung("01_baseline", tmp_path, "--resume", str(place.parent))
+        assert (result.returncode, result.stdout) == (2, ""), result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+        assert "latest-7.pt" in result.stderr
+        assert everything(tmp_path) == before
+
+
+def test_a_checkpoint_holds_the_run(run):
+    checkpoint = read_checkpoint(find_checkpoint(run, "latest"))
+    assert checkpoint["settings"]["script"] == "01_baseline"
+    assert checkpoint["settings"]["hyperparameters"]["learning_rate"] == 2e-4
+    assert checkpoint["progress"]["frames"] == 900
+    assert checkpoint["progress"]["iteration"] == 600  # the last frame ended the run
+    assert checkpoint["speed"]["seconds"] > 0
+    assert set(checkpoint["net"]) == set(checkpoint["target_net"])
+    assert "buffer" not in checkpoint
+
+
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        ("03_parallel", QUICK),
+        ("06_compiled_update", (*QUICK, "--envs", "2", "--checkpoint-replay")),
+        ("07_speedrun", ("--rollout", "50", "--envs", "2", "--batch-size", "4")),
+    ],
+)
+def test_the_other_rungs_go_on_too(script, flags, tmp_path):
+    assert run_rung(script, tmp_path, *flags, "--max-frames", "900").returncode == 0
+    (run,) = tmp_path.iterdir()
+    before = read_checkpoint(find_checkpoint(run, "latest"))
+    result = run_rung(script, tmp_path, "--resume", str(run), "--max-frames", "2500")
+    assert result.returncode == 0, result.stderr
+    assert list(tmp_path.iterdir()) == [run]
+    after = read_checkpoint(find_checkpoint(run, "latest"))
+    assert after["progress"]["frames"] >= 2_500
+    assert after["progress"]["iteration"] > before["progress"]["iteration"]
+    assert after["speed"]["seconds"] > before["speed"]["seconds"]
+    events = read_events(tmp_path)
+    for tag in events.Tags()["scalars"]:
+        steps = [point.step for point in events.Scalars(tag)]
+        assert steps == sorted(set(steps)), tag
+    assert len(events.Scalars("outcome/frames")) == 1
