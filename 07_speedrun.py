@@ -3,11 +3,12 @@
 Parallel Q-learning without replay buffer and target network (Gallici et al., arXiv:2407.04811):
 the network learns from the last rollout of 32 games, while C++ threads play the next one. What
 it learns are Q(lambda) returns, computed once per rollout from the values that choosing the
-actions has given anyway, so an update is one forward and one backward pass, in bfloat16 and
-compiled. Few frames are learned from twice, most of them where the return was not as
-expected; many small updates with a high, falling learning rate; a third of the network's
-size, with a normalised hidden layer; two stacked frames; of Pong's six actions the three that
-differ. On a CPU half of the cores learn and half of them play.
+actions has given anyway, so an update is one forward and one backward pass, compiled, and in
+bfloat16 but for the last layer. Each frame is learned from twice, in many small updates; the
+learning rate falls, and so does epsilon, the last part of it slowly. The network has a third of the
+size, a normalised hidden layer and dueling heads, and sees two stacked frames; of Pong's
+six actions it plays the three that differ. On a CPU half of the cores learn and half of them
+play.
 
 The book ends before this rung.
 """
@@ -38,8 +39,8 @@ class Options(CommonOptions):
     """The settings of this rung."""
 
     learning_rate: float = option(5e-4, "of Adam, in the first frame", 1e-12, 1)
-    learning_rate_final: float = option(2e-4, "of Adam, in the end", 1e-12, 1)
-    learning_rate_frames: int = option(600_000, "frames in which it falls", 1, 10**12)
+    learning_rate_final: float = option(1e-4, "of Adam, in the end", 1e-12, 1)
+    learning_rate_frames: int = option(800_000, "frames in which it falls", 1, 10**12)
     adam_epsilon: float = option(1e-5, "of Adam: damps steps where gradients are small", 0, 1)
     gamma: float = option(0.97, "discount per agent step", 0, 1)
     batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
@@ -50,7 +51,9 @@ class Options(CommonOptions):
     stack: int = option(2, "frames stacked", 1, 16)
     all_actions: bool = option(False, "play all actions, not only the three of Pong that differ")
     epsilon_final: float = option(0.01, "share of random actions in the end", 0, 1)
-    epsilon_frames: int = option(250_000, "frames in which epsilon falls", 1, 10**12)
+    epsilon_frames: int = option(150_000, "frames in which epsilon falls", 1, 10**12)
+    epsilon_floor: float = option(0.06, "epsilon stays above this, which falls, too", 0, 1)
+    epsilon_floor_frames: int = option(600_000, "frames in which that falls", 1, 10**12)
 
 
 def train(hp: Options, run: Run) -> State:
@@ -62,11 +65,15 @@ def train(hp: Options, run: Run) -> State:
     dtype = torch.bfloat16 if hp.amp else fastest_dtype(network, (hp.batch_size, *state_shape))
     net = MixedWeights(network, dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
     rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
-    epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    quickly = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    slowly = LinearSchedule(hp.epsilon_floor, hp.epsilon_final, hp.epsilon_floor_frames)
     learning_rate = LinearSchedule(
         hp.learning_rate, hp.learning_rate_final, hp.learning_rate_frames
     )
     random = np.random.default_rng(hp.seed)
+
+    def epsilon(frame: int) -> float:
+        return max(quickly(frame), slowly(frame))
 
     @torch.no_grad()
     def q_function(states: torch.Tensor) -> torch.Tensor:

@@ -64,9 +64,11 @@ class DQN(nn.Module):
 
 
 class NormalizedDQN(DQN):
-    """A smaller Q-network with its hidden layer normalised, for learning without a target network.
+    """A smaller dueling Q-network, its hidden layer normalised, to learn without a target network.
 
-    Source: Gallici et al., arXiv:2407.04811, for the normalisation; Ba et al., arXiv:1607.06450.
+    Source: Gallici et al., arXiv:2407.04811, for the normalisation (Ba et al., arXiv:1607.06450);
+    Wang et al., arXiv:1511.06581, for the dueling heads: the value of a state and the
+    advantages of its actions, so whatever is learned of one action is learned of all.
 
     Args:
         input_shape: shape of one observation, (stack, height, width).
@@ -74,7 +76,7 @@ class NormalizedDQN(DQN):
     """
 
     def __init__(self, input_shape: tuple[int, int, int], n_actions: int) -> None:
-        super().__init__(input_shape, n_actions, channels=(32, 32, 32), hidden=256)
+        super().__init__(input_shape, 1 + n_actions, channels=(32, 32, 32), hidden=256)
         self.fc.insert(1, nn.LayerNorm(256))
         for name, parameter in (*self.conv.named_parameters(), *self.fc[0].named_parameters()):
             if name.endswith("weight"):
@@ -89,7 +91,9 @@ class NormalizedDQN(DQN):
         precision than the others.
         """
         hidden = self.fc[:-1](self.conv(self.pixels(frames)))
-        return self.fc[-1](hidden.to(self.fc[-1].weight.dtype))
+        heads = self.fc[-1](hidden.to(self.fc[-1].weight.dtype))
+        value, advantages = heads[:, :1], heads[:, 1:]
+        return value + advantages - advantages.mean(1, keepdim=True)
 
 
 def adam(network: nn.Module, learning_rate: float) -> torch.optim.Adam:

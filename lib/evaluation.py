@@ -107,10 +107,13 @@ def load_network(checkpoint: dict[str, Any]) -> DQN:
     weights = checkpoint.get("net", {})
     weights = weights.get("weights", weights)  # one that is learned in two precisions
     try:
-        kind = NormalizedDQN if "fc.3.weight" in weights else DQN
         stack = weights["conv.0.weight"].shape[1]
-        n_actions = list(weights.values())[-1].shape[0]
-        network = kind((stack, 84, 84), n_actions)
+        outputs = list(weights.values())[-1].shape[0]
+        network: DQN
+        if "fc.3.weight" in weights:
+            network = NormalizedDQN((stack, 84, 84), outputs - 1)  # the value is one of them
+        else:
+            network = DQN((stack, 84, 84), outputs)
         network.load_state_dict(weights)
     except (KeyError, IndexError, RuntimeError) as error:
         script = checkpoint[SETTINGS]["script"]

@@ -9,6 +9,7 @@ import torch
 
 from lib.resumable_env import ResumableEnv
 
+Schedule = Callable[[int], float]  # frame -> value
 QFunction = Callable[[torch.Tensor], torch.Tensor]  # states -> values of the actions
 
 

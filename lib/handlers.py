@@ -20,7 +20,7 @@ from ignite.metrics.metric import MetricUsage
 
 from lib.console import Console
 from lib.events import COUNTERS, PlayEvents
-from lib.experience import LinearSchedule
+from lib.experience import Schedule
 from lib.run import Failure, Run
 from lib.saving import save_checkpoints
 
@@ -29,9 +29,7 @@ LOG_EVERY = 100  # updates
 ALPHA = 0.98  # of the smoothed reward and loss
 
 
-def attach_handlers(
-    engine: Engine, run: Run, epsilon: LinearSchedule, learned: dict[str, Any]
-) -> None:
+def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, learned: dict[str, Any]) -> None:
     """Attach all that a rung wants to happen around its updates.
 
     The engine's process function returns the loss as a detached tensor: it stays on its
@@ -203,7 +201,7 @@ def stop_on_signals(engine: Engine, run: Run) -> None:
             signal.signal(number, stop)
 
 
-def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: LinearSchedule) -> None:
+def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Schedule) -> None:
     """Write the curves: by episode, by frames while filling, by updates while training."""
     state = engine.state
 

@@ -165,7 +165,7 @@ def test_every_rung_explains_itself(script, capsys):
     source = (ROOT / f"{script}.py").read_text()
     description = source.split('"""')[1]
     assert ("The book ends before" if script in BEYOND else "The chapter measured") in description
-    assert len(source.splitlines()) <= (115 if script in BEYOND else 100)
+    assert len(source.splitlines()) <= (120 if script in BEYOND else 100)
     with pytest.raises(SystemExit):
         parse(options(script), "", ["--help"])
     text = capsys.readouterr().out
