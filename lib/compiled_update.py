@@ -61,6 +61,7 @@ class MixedWeights:
         self.learning_rate = torch.tensor(learning_rate, device=device)
         self.mean_decay = torch.ones((), device=device)  # beta to the power of the steps so far
         self.square_decay = torch.ones((), device=device)
+        self.gradient_norm = torch.zeros((), device=device)  # of the last update
         self.weights: Weights = dict(network.named_parameters())
         self.compute = {
             name: w.detach().to(torch.float32 if name.startswith(exact) else dtype, copy=True)
@@ -99,6 +100,8 @@ class MixedWeights:
     @torch.no_grad()
     def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         """A step of Adam; it also refreshes the copies."""
+        squares = [gradient.float().square().sum() for gradient in gradients.values()]
+        self.gradient_norm.copy_(torch.stack(squares).sum().sqrt())
         # Multiplied up: the compiler would take a power anew for every weight.
         self.mean_decay.mul_(betas[0])
         self.square_decay.mul_(betas[1])

@@ -3,12 +3,14 @@
 Experience arrives between the engine's iterations (one iteration is one update), and it also
 arrives while the replay buffer is filled and there are no iterations yet. So playing has
 events of its own, fired by ``replay_batches``, with counters in the engine's state:
-``frames`` and ``episodes`` so far, ``episode``, the last whole game, and ``update_due``, whether
+``frames`` and ``episodes`` so far, ``episode``, the last whole game, ``seen``, the newest frames of
+the first environment, each with the game that it ended or None, and ``update_due``, whether
 frames came since the last update.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 from ignite.engine import Engine, EventEnum
 
 from lib.device_replay import DeviceReplayBuffer
@@ -66,17 +68,32 @@ def play(
         yield
     for transitions in experience:
         buffer.extend(transitions)
-        announce(engine, len(transitions), [transition.episode for transition in transitions])
+        seen = [(step.frame, step.episode) for step in transitions if step.env == 0]
+        announce(engine, len(transitions), [step.episode for step in transitions], seen)
         if engine.should_terminate:
             return
         if transitions and len(buffer) >= initial:
             yield
 
 
-def announce(engine: Engine, frames: int, episodes: Iterable[Episode | None]) -> None:
-    """Count new frames, and fire the events that they and the games that ended with them bring."""
+def announce(
+    engine: Engine,
+    frames: int,
+    episodes: Iterable[Episode | None],
+    seen: Sequence[tuple[np.ndarray, Episode | None]],
+) -> None:
+    """Count new frames, and fire the events that they and the games that ended with them bring.
+
+    Args:
+        engine: counts.
+        frames: of all environments.
+        episodes: the games that ended with them.
+        seen: the frames of the first environment, uint8 (1, height, width), and the games that
+            ended with them.
+    """
     state = engine.state
     state.frames += frames
+    state.seen = seen
     state.update_due = True
     engine.fire_event(PlayEvents.FRAMES_PLAYED)
     for episode in episodes:

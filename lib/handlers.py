@@ -21,6 +21,7 @@ from ignite.metrics.metric import MetricUsage
 from lib.console import Console
 from lib.events import COUNTERS, PlayEvents
 from lib.experience import Schedule
+from lib.pictures import log_pictures
 from lib.run import Failure, Run
 from lib.saving import save_checkpoints
 
@@ -52,6 +53,8 @@ def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, learned: dict[s
     stop_on_signals(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon)
     Console(run).attach(engine)
+    if learned:
+        log_pictures(engine, run, learned)
     save_checkpoints(engine, run, learned, {"speed": speed, "avg_loss": average})
 
 

@@ -1,6 +1,6 @@
 """The frames of the last rollout, and the returns that are learned from them."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -87,6 +87,19 @@ class Rollout:
         self._rewards[self._step].copy_(torch.from_numpy(rewards))
         self._ended[self._step].copy_(torch.from_numpy(ended))
         self._step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: what was looked back on."""
+        past = dict(self.past._asdict())
+        return {"past": past, "order": self._order, "next": self._next, "complete": self.complete}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with it; a new rollout begins."""
+        for mine, kept in zip(self.past, state["past"].values(), strict=True):
+            mine.copy_(kept)
+        self._order.copy_(state["order"])
+        self._next.copy_(state["next"])
+        self.complete = state["complete"]
 
     def sample(self, batch_size: int) -> Targets:
         """The next frames of what was looked back on, in a random order that goes round."""
