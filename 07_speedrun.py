@@ -67,9 +67,7 @@ def train(hp: Options, run: Run) -> State:
     rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
     quickly = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     slowly = LinearSchedule(hp.epsilon_floor, hp.epsilon_final, hp.epsilon_floor_frames)
-    learning_rate = LinearSchedule(
-        hp.learning_rate, hp.learning_rate_final, hp.learning_rate_frames
-    )
+    rate = LinearSchedule(hp.learning_rate, hp.learning_rate_final, hp.learning_rate_frames)
     random = np.random.default_rng(hp.seed)
 
     def epsilon(frame: int) -> float:
@@ -98,7 +96,7 @@ def train(hp: Options, run: Run) -> State:
             explore = random.random(hp.envs) < epsilon(engine.state.frames)
             actions[explore] = random.integers(len(played), size=explore.sum())
             envs.send(played[actions])
-            net.learning_rate.fill_(learning_rate(engine.state.frames))
+            net.learning_rate.fill_(rate(engine.state.frames))
             if rollout.complete:
                 updates_due += hp.epochs * hp.envs / hp.batch_size
             while updates_due >= 1:  # while the games go on

@@ -18,8 +18,9 @@ import torch
 from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
 from lib.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
 
-# What a run that goes on may have another value of: its bounds, and what is kept of it.
-FREE = ("stop_reward", "max_frames", "run_dir", "checkpoint_every", "checkpoint_replay", "resume")
+# What a run that goes on does not take over, and what it may have another value of.
+OF_ONE_CALL = ("max_frames", "run_dir", "resume")
+FREE = (*OF_ONE_CALL, "stop_reward", "checkpoint_every", "checkpoint_replay", "player_timeout")
 MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
 
 
@@ -190,11 +191,11 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     values = options(**vars(parser.parse_args(argv)))
     if values.resume:
         settings = _settings_of(values.resume, parser)
-        before = {k: v for k, v in settings.items() if k not in FREE}
-        parser.set_defaults(**before)  # they need not be given again
+        # They need not be given again; and only some may be.
+        parser.set_defaults(**{k: v for k, v in settings.items() if k not in OF_ONE_CALL})
         values = options(**vars(parser.parse_args(argv)))
-        for name, value in before.items():
-            if getattr(values, name) != value:
+        for name, value in settings.items():
+            if name not in FREE and getattr(values, name) != value:
                 flag = "--" + name.replace("_", "-")
                 parser.error(f"{flag}: the run in {values.resume} has {value}")
     if message := values.problem():

@@ -17,6 +17,9 @@ from ignite.handlers import Checkpoint, DiskSaver
 from lib.checkpoints import FOLDER, SETTINGS, read_checkpoint
 from lib.run import EVENT_FILES, Failure, Run
 
+# What belongs together: an empty buffer takes no game from its middle on.
+REPLAY = ("buffer", "experience")
+
 
 class Settings:
     """The script and its hyperparameters, for a checkpoint."""
@@ -72,12 +75,12 @@ def save_checkpoints(
         figures: likewise, what ignite resets when the engine starts.
     """
     hp, folder = run.hyperparams, run.folder / FOLDER
-    if not hp.checkpoint_replay:
-        learned = {name: kept for name, kept in learned.items() if name != "buffer"}
     figures = {"progress": Progress(engine, run), **figures}
     load_checkpoint(engine, run, learned, figures)
     if not hp.checkpoint_every:
         return
+    if not hp.checkpoint_replay:
+        learned = {name: kept for name, kept in learned.items() if name not in REPLAY}
 
     everything = {SETTINGS: Settings(run), **learned, **figures}
 

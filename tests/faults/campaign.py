@@ -46,8 +46,10 @@ class Faulty(gym.Wrapper):
     def step(self, action):
         self.steps += 1
         if self.steps == {steps}:
-            pathlib.Path({told!r}).write_text(str(time.time()))
-            {fault}
+            try:
+                {fault}
+            finally:
+                pathlib.Path({told!r}).write_text(str(time.time()))
         return self.env.step(action)
 
 """
@@ -121,13 +123,15 @@ def shared_memory() -> set[str]:
 
 @contextmanager
 def nothing_left(program: Program) -> Iterator[None]:
-    """Within, the program ends; nothing of it may be there five seconds later."""
+    """Within, the program ends; nothing of it may be there some seconds later."""
     below, before = program.below(), shared_memory()
     yield
     _, alive = psutil.wait_procs(below, NOTICED_SECONDS)
     assert not alive, f"still there: {alive}"
-    left = shared_memory() - before
-    assert not left, f"still in shared memory: {left}"
+    deadline = time.monotonic() + NOTICED_SECONDS
+    while left := shared_memory() - before:  # other programs of this machine use it for a moment
+        assert time.monotonic() < deadline, f"still in shared memory: {left}"
+        time.sleep(0.1)
 
 
 def check_checkpoints(run: Path) -> int:
@@ -182,8 +186,6 @@ def player_fault(fault: str, rng: random.Random) -> float:
         assert program.process.returncode == 1, (program.process.returncode, error)
         assert len(error.splitlines()) == 1, error
         assert cause in error, error
-        limit = NOTICED_SECONDS + (STOPPED_SECONDS if fault == "SIGSTOP" else 0)
-        assert seconds < limit, f"noticed after {seconds:.1f} seconds"
         (run,) = runs.iterdir()
         check_checkpoints(run)
         return seconds
@@ -226,8 +228,9 @@ def check_curves(run: Path) -> int:
         steps = [point.step for point in events.Scalars(tag)]
         assert steps == sorted(set(steps)), f"{tag}: {steps}"
         points += len(steps)
-    times = [point.value for point in events.Scalars("episodes/time_passed")]
-    assert times == sorted(times)
+        if tag.endswith("time_passed"):
+            times = [point.value for point in events.Scalars(tag)]
+            assert times == sorted(times), f"{tag}: {times}"
     return points
 
 
@@ -329,6 +332,8 @@ def main() -> None:
     for fault in PLAYER_FAULTS:
         times = [player_fault(fault, rng) for _ in range(args.player_faults // 4)]
         if times:
+            limit = NOTICED_SECONDS + (STOPPED_SECONDS if fault == "SIGSTOP" else 0)
+            assert max(times) < limit, f"noticed after {max(times):.1f} seconds"
             found = f"exit 1, one line, after {max(times):.1f} s at most; checkpoints load"
             report(f"player: {fault}", len(times), found)
     if args.trainer_kills:
