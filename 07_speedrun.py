@@ -6,9 +6,9 @@ it learns are Q(lambda) returns, computed once per rollout from the values that 
 actions has given anyway, so an update is one forward and one backward pass, compiled, and in
 bfloat16 but for the last layer. Each frame is learned from twice, in many small updates; the
 learning rate falls, and so does epsilon, the last part of it slowly. The network has a third of the
-size, a normalised hidden layer and dueling heads, and sees two stacked frames; of Pong's
-six actions it plays the three that differ. On a CPU half of the cores learn and half of them
-play.
+size, a normalised hidden layer and dueling heads. It sees two stacked frames, of which only the
+part between the walls, and of Pong's six actions it plays the three that differ. On a CPU half
+of the cores learn and half of them play.
 
 The book ends before this rung.
 """
@@ -25,7 +25,7 @@ from torch.nn.functional import mse_loss
 from lib.arguments import CommonOptions, option
 from lib.compiled_update import CompiledUpdate, MixedWeights, Weights, fastest_dtype
 from lib.dqn_model import NormalizedDQN
-from lib.evaluation import PONG_ACTIONS, evaluate
+from lib.evaluation import PONG_ACTIONS, PONG_ROWS, evaluate
 from lib.events import announce
 from lib.experience import LinearSchedule
 from lib.handlers import attach_handlers
@@ -49,7 +49,7 @@ class Options(CommonOptions):
     rollout: int = option(32, "frames of each environment in a rollout", 1, 1_024)
     trace: float = option(0.9, "lambda of the returns: the part of what came in them", 0, 1)
     stack: int = option(2, "frames stacked", 1, 16)
-    all_actions: bool = option(False, "play all actions, not only the three of Pong that differ")
+    any_game: bool = option(False, "use all actions and the whole picture, not only Pong's part")
     epsilon_final: float = option(0.02, "share of random actions in the end", 0, 1)
     epsilon_frames: int = option(150_000, "frames in which epsilon falls", 1, 10**12)
     epsilon_floor: float = option(0.06, "epsilon stays above this, which falls, too", 0, 1)
@@ -58,9 +58,10 @@ class Options(CommonOptions):
 
 def train(hp: Options, run: Run) -> State:
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # the other cores play meanwhile
-    envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed)
+    rows = slice(None) if hp.any_game else PONG_ROWS
+    envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed, rows=rows)
+    played = np.arange(envs.n_actions) if hp.any_game else np.array(PONG_ACTIONS)
     state_shape = envs.states.shape[1:]
-    played = np.arange(envs.n_actions) if hp.all_actions else np.array(PONG_ACTIONS)
     network = NormalizedDQN(state_shape, len(played)).to(run.device)
     dtype = torch.bfloat16 if hp.amp else fastest_dtype(network, (hp.batch_size, *state_shape))
     net = MixedWeights(network, dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
@@ -104,8 +105,7 @@ def train(hp: Options, run: Run) -> State:
                 yield
             step = envs.recv()
             rollout.outcome(actions, step.rewards, step.ended)
-            seen = [(step.frames[0], step.episodes[0])]
-            announce(engine, hp.envs, step.episodes, seen)
+            announce(engine, hp.envs, step.episodes, [(step.frames[0], step.episodes[0])])
 
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
-from gymnasium.spaces import Discrete
-from gymnasium.wrappers import TransformAction
+from gymnasium.spaces import Box, Discrete
+from gymnasium.wrappers import TransformAction, TransformObservation
 
 from lib.atari_wrappers import make_atari, wrap_deepmind
 from lib.checkpoints import SETTINGS, CheckpointError
@@ -19,12 +20,13 @@ EPISODES = 30
 EPSILON = 0.01
 SEED = 1_000_000  # of the first game; far from those of training
 PONG_ACTIONS = (0, 2, 3)  # of six, those that differ: stay, up, down
+PONG_ROWS = slice(13, 78)  # of 84, those between the walls; above them is the score
 
 
 def make_env(settings: dict[str, Any], **kwargs: Any) -> gym.Env:
     """The environment to judge a run by: DeepMind's, with no-op starts, and a life is no game.
 
-    Frame skip with or without max-pooling, stack, resizing and actions are as in training.
+    Frame skip with or without max-pooling, stack, resizing, rows and actions are as in training.
 
     Args:
         settings: the run's hyperparameters; what a rung cannot choose may be missing.
@@ -36,8 +38,12 @@ def make_env(settings: dict[str, Any], **kwargs: Any) -> gym.Env:
         stack=settings.get("stack", 4),
         resize=settings.get("resize", "opencv-area"),
     )
-    if settings.get("all_actions", True):
+    if settings.get("any_game", True):
         return env
+    assert isinstance(env.observation_space, Box)
+    low, high = env.observation_space.low[:, PONG_ROWS], env.observation_space.high[:, PONG_ROWS]
+    space = Box(low, high, dtype=np.uint8)
+    env = TransformObservation(env, lambda state: state[:, PONG_ROWS], space)
     return TransformAction(env, lambda action: PONG_ACTIONS[action], Discrete(len(PONG_ACTIONS)))
 
 
@@ -106,12 +112,14 @@ def load_network(checkpoint: dict[str, Any]) -> DQN:
     """
     weights = checkpoint.get("net", {})
     weights = weights.get("weights", weights)  # one that is learned in two precisions
+    pong = not checkpoint[SETTINGS].get("any_game", True)
+    height = PONG_ROWS.stop - PONG_ROWS.start if pong else 84
     try:
         stack = weights["conv.0.weight"].shape[1]
         outputs = list(weights.values())[-1].shape[0]
         network: DQN
         if "fc.3.weight" in weights:
-            network = NormalizedDQN((stack, 84, 84), outputs - 1)  # the value is one of them
+            network = NormalizedDQN((stack, height, 84), outputs - 1)  # the value is one of them
         else:
             network = DQN((stack, 84, 84), outputs)
         network.load_state_dict(weights)

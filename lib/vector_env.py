@@ -40,6 +40,7 @@ class StackedVectorEnv:
         seed: game ``i`` is seeded with ``seed + i``.
         threads: that emulate; 0 for one per core.
         max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
+        rows: of the 84 that a state shows.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class StackedVectorEnv:
         seed: int = 0,
         threads: int = 0,
         max_pool: bool = True,
+        rows: slice = slice(None),
     ) -> None:
+        self._rows = rows
         self._envs = AtariVectorEnv(
             gym.spec(env_id).kwargs["game"],
             num_envs,
@@ -62,7 +65,8 @@ class StackedVectorEnv:
         )
         self.n_actions = int(self._envs.single_action_space.n)
         frames, _ = self._envs.reset(seed=seed)
-        self.states = np.repeat(frames, stack, axis=1)  # uint8, (n, stack, height, width)
+        # uint8, (n, stack, height, width)
+        self.states = np.repeat(frames[:, :, rows], stack, axis=1)
         self._rewards = np.zeros(num_envs)
         self._steps = np.zeros(num_envs, dtype=np.int64)
 
@@ -76,10 +80,12 @@ class StackedVectorEnv:
         ended = terminated | truncated
         self._rewards += rewards
         self._steps += 1
+        frames = frames[:, :, self._rows]
         self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
         episodes: list[Episode | None] = [None] * len(frames)
         if ended.any():
-            frames = np.where(ended[:, None, None, None], info["final_obs"], frames)
+            last = info["final_obs"][:, :, self._rows]
+            frames = np.where(ended[:, None, None, None], last, frames)
         for i in np.flatnonzero(ended):
             self.states[i] = self.states[i, -1]  # the first frame of the next game
             episodes[i] = Episode(float(self._rewards[i]), int(self._steps[i]))

@@ -23,11 +23,11 @@ def test_who_never_moves_loses_every_game(
         return torch.tensor([[1.0, 0.0, 0.0]])
 
     with TensorboardLogger(tmp_path) as tensorboard:
-        settings = SimpleNamespace(env="PongNoFrameskip-v4", stack=2, all_actions=False)
+        settings = SimpleNamespace(env="PongNoFrameskip-v4", stack=2, any_game=False)
         run = Run(settings, torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
         rewards = evaluation.evaluate(stays, run)
     assert rewards == [-21.0, -21.0]
-    assert set(shapes) == {(1, 2, 84, 84)}
+    assert set(shapes) == {(1, 2, 65, 84)}
     assert "2 games, mean -21.00, standard deviation 0.00" in capsys.readouterr().out
     points = EventAccumulator(str(tmp_path)).Reload().Scalars("evaluation/reward")
     assert [(point.step, point.value) for point in points] == [(1, -21.0), (2, -21.0)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lib.device_replay import DeviceReplayBuffer
+from lib.evaluation import PONG_ROWS
 from lib.experience import Transition
 from lib.replay_buffer import ReplayBuffer
 from lib.vector_env import StackedVectorEnv, VectorExperienceSource
@@ -46,6 +47,20 @@ def test_whole_games_are_reported_and_begin_anew(played) -> None:
         assert first[-1].episode.reward == sum(t.reward for t in first)  # Pong scores by ones
         assert -21 <= first[-1].episode.reward <= 21
         assert sum(t.first_frame is not None for t in game) <= len(ends) + 1
+
+
+def test_outside_of_the_playing_field_nothing_moves_but_the_score(played) -> None:
+    seen = np.stack(played[0])
+    walls = (slice(9, PONG_ROWS.start), slice(PONG_ROWS.stop, 84))  # the score is above them
+    assert all((seen[..., wall, :] == seen[0, 0, 0, wall]).all() for wall in walls)
+    whole = StackedVectorEnv("PongNoFrameskip-v4", N, STACK, seed=7)
+    field = StackedVectorEnv("PongNoFrameskip-v4", N, STACK, seed=7, rows=PONG_ROWS)
+    for action in (0, 2, 3, 2):
+        assert np.array_equal(field.states, whole.states[:, :, PONG_ROWS])
+        for envs in (whole, field):
+            envs.send(np.full(N, action))
+        step, cut = whole.recv(), field.recv()
+        assert np.array_equal(cut.frames, step.frames[:, :, PONG_ROWS])
 
 
 def test_the_replay_buffer_returns_what_the_agent_saw(played) -> None:
