@@ -39,8 +39,8 @@ class Options(CommonOptions):
     """The settings of this rung."""
 
     learning_rate: float = option(5e-4, "of Adam, in the first frame", 1e-12, 1)
-    learning_rate_final: float = option(3e-4, "of Adam, in the end", 1e-12, 1)
-    learning_rate_frames: int = option(600_000, "frames in which it falls", 1, 10**12)
+    learning_rate_final: float = option(1e-4, "of Adam, in the end", 1e-12, 1)
+    learning_rate_frames: int = option(800_000, "frames in which it falls", 1, 10**12)
     adam_epsilon: float = option(1e-5, "of Adam: damps steps where gradients are small", 0, 1)
     gamma: float = option(0.97, "discount per agent step", 0, 1)
     batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
@@ -50,10 +50,10 @@ class Options(CommonOptions):
     trace: float = option(0.9, "lambda of the returns: the part of what came in them", 0, 1)
     stack: int = option(2, "frames stacked", 1, 16)
     any_game: bool = option(False, "use all actions and the whole picture, not only Pong's part")
-    epsilon_final: float = option(0.02, "share of random actions in the end", 0, 1)
+    epsilon_final: float = option(0.01, "share of random actions in the end", 0, 1)
     epsilon_frames: int = option(150_000, "frames in which epsilon falls", 1, 10**12)
     epsilon_floor: float = option(0.06, "epsilon stays above this, which falls, too", 0, 1)
-    epsilon_floor_frames: int = option(600_000, "frames in which that falls", 1, 10**12)
+    epsilon_floor_frames: int = option(700_000, "frames in which that falls", 1, 10**12)
 
 
 def train(hp: Options, run: Run) -> State:
