@@ -112,9 +112,9 @@ def load_network(checkpoint: dict[str, Any]) -> DQN:
     """
     weights = checkpoint.get("net", {})
     weights = weights.get("weights", weights)  # one that is learned in two precisions
-    pong = not checkpoint[SETTINGS].get("any_game", True)
-    height = PONG_ROWS.stop - PONG_ROWS.start if pong else 84
     try:
+        any_game = checkpoint[SETTINGS]["hyperparameters"].get("any_game", True)
+        height = 84 if any_game else PONG_ROWS.stop - PONG_ROWS.start
         stack = weights["conv.0.weight"].shape[1]
         outputs = list(weights.values())[-1].shape[0]
         network: DQN

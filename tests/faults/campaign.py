@@ -66,6 +66,7 @@ class Program:
     """A rung in a session of its own; what it prints is read as it comes."""
 
     def __init__(self, script: Path, *flags: str) -> None:
+        self.shared_before = shared_memory()
         self.process = subprocess.Popen(
             [sys.executable, str(script), *flags],
             stdout=subprocess.PIPE,
@@ -124,12 +125,13 @@ def shared_memory() -> set[str]:
 @contextmanager
 def nothing_left(program: Program) -> Iterator[None]:
     """Within, the program ends; nothing of it may be there some seconds later."""
-    below, before = program.below(), shared_memory()
+    below = program.below()
     yield
     _, alive = psutil.wait_procs(below, NOTICED_SECONDS)
     assert not alive, f"still there: {alive}"
     deadline = time.monotonic() + NOTICED_SECONDS
-    while left := shared_memory() - before:  # other programs of this machine use it for a moment
+    # Other programs of this machine use it, too, but each segment for a moment.
+    while left := shared_memory() - program.shared_before:
         assert time.monotonic() < deadline, f"still in shared memory: {left}"
         time.sleep(0.1)
 
