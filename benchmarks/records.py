@@ -40,6 +40,7 @@ class Record:
     minutes: float  # of wall clock, until solved or until the last sign of life
     frames: int
     avg_reward: float | None  # the last one; None: no episode was completed
+    evaluation: list[float]  # reward of each game played after it was solved
     solved: bool
     finished: bool  # solved, or the frame limit was reached; an interrupted run is neither
 
@@ -90,6 +91,7 @@ def read_record(folder: Path) -> Record | None:
         minutes=seconds / 60,
         frames=int(frames),
         avg_reward=float(curves.avg_reward[-1]) if len(curves.avg_reward) else None,
+        evaluation=_scalars(events, "evaluation/").get("reward", ([], []))[1],
         solved=solved,
         finished="frames" in outcome and (solved or 0 < limit <= frames),
     )

@@ -42,16 +42,18 @@ HEADER = [
     "minutes to solve",
     "change in time",
     "frames",
+    "evaluation",
     "2nd ed. FPS",
     "2nd ed. minutes",
     "3rd ed. FPS",
     "3rd ed. minutes",
 ]
 RUNS_HEADER = ["script", "seed", "fps", "minutes", "frames", "avg_reward", "solved", "finished"]
-RUNS_HEADER += ["machine", "folder"]
+RUNS_HEADER += ["evaluation", "evaluation_sd", "machine", "folder"]
 NOTES = [
     "FPS: agent steps per second of wall clock while training, filling of the replay buffer "
     "not included. Minutes: wall clock from the first environment step.",
+    "Evaluation: mean reward of 30 games with epsilon 0.01 after training.",
     "Median over the seeds (and their range). Changes are against 01_baseline.",
     "2nd edition: GTX 1080 Ti, solved at 17. 3rd edition: a newer GPU, solved at 18. From "
     "another machine only the changes carry over.",
@@ -248,7 +250,8 @@ def row(entry: Group, baseline: Group | None) -> list[str]:
         if entry.all_solved and baseline.all_solved:
             quicker = change(entry.minutes, baseline.minutes)
     cells = [title, entry.label, entry.seeds, spread(entry.fps), faster, entry.time(), quicker]
-    return [*cells, entry.frames(), *theirs]
+    evaluations = [statistics.mean(r.evaluation) for r in entry.records if r.evaluation]
+    return [*cells, entry.frames(), spread(evaluations), *theirs]
 
 
 def describe(machine: dict[str, Setting], groups: Sequence[Group]) -> list[str]:
@@ -327,4 +330,9 @@ def write_runs(path: Path, records: Sequence[Record]) -> None:
             reward = "" if r.avg_reward is None else f"{r.avg_reward:.3f}"
             fps = "" if r.fps is None else f"{r.fps:.3f}"
             end = [f"{r.minutes:.3f}", r.frames, reward, int(r.solved), int(r.finished)]
-            writer.writerow([r.script, r.seed, fps, *end, join_machine(r.machine), r.folder.name])
+            games = r.evaluation
+            judged = [
+                f"{f(games):.3f}" if games else "" for f in (statistics.mean, statistics.pstdev)
+            ]
+            place = [join_machine(r.machine), r.folder.name]
+            writer.writerow([r.script, r.seed, fps, *end, *judged, *place])

@@ -36,6 +36,7 @@ def write_run(
     episodes: Sequence[tuple[float, int, float]] = (),  # seconds, frames, avg_reward
     train: Sequence[tuple[float, int, float]] = (),  # seconds, frames, avg_fps
     outcome: dict[str, float] | None = None,
+    evaluation: Sequence[float] = (),
     machine: dict = MACHINE,
     **settings: float | str,
 ) -> Path:
@@ -54,6 +55,8 @@ def write_run(
         writer.add_scalar("episodes/avg_reward", avg_reward, number)
         writer.add_scalar("episodes/frames", frames, number)
         writer.add_scalar("episodes/time_passed", seconds, number)
+    for number, reward in enumerate(evaluation, start=1):
+        writer.add_scalar("evaluation/reward", reward, number)
     if outcome is not None:
         for name, value in outcome.items():
             writer.add_scalar(f"outcome/{name}", value)
@@ -85,7 +88,8 @@ def test_median_spread_and_change_over_seeds(tmp_path: Path) -> None:
     for seed, (minutes, fps) in enumerate([(100, 150), (120, 160), (90, 170)]):
         solved_run(tmp_path, "01_baseline", seed, minutes, fps)
     for seed, (minutes, fps) in enumerate([(50, 320), (60, 310), (40, 330)]):
-        solved_run(tmp_path, "03_parallel", seed, minutes, fps)
+        games = (18 + seed, 20 + seed)
+        solved_run(tmp_path, "03_parallel", seed, minutes, fps, evaluation=games)
     assert main(["table", str(tmp_path)]) == 0
     table = table_of(tmp_path)
     baseline, parallel = table["01_baseline"], table["03_parallel"]
@@ -98,6 +102,8 @@ def test_median_spread_and_change_over_seeds(tmp_path: Path) -> None:
     assert parallel["minutes to solve"] == "50.0 (40.0-60.0)"
     assert parallel["change in time"] == "-50 %"
     assert parallel["frames"] == "960,000 (792,000-1,116,000)"
+    assert parallel["evaluation"] == "20.0 (19.0-21.0)"
+    assert baseline["evaluation"] == ""
     assert parallel["2nd ed. FPS"] == "402 (+152 %)"
     assert parallel["2nd ed. minutes"] == "59 (-43 %)"
     assert parallel["3rd ed. FPS"] == "290 (+27 %)"
@@ -106,7 +112,10 @@ def test_median_spread_and_change_over_seeds(tmp_path: Path) -> None:
     assert "torch 2.13.0" in text
     for name in PICTURES:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 7
+    with open(tmp_path / "runs.csv", newline="") as file:
+        runs = list(csv.DictReader(file))
+    assert [run["evaluation"] for run in runs] == [""] * 3 + ["19.000", "20.000", "21.000"]
+    assert [run["evaluation_sd"] for run in runs] == [""] * 3 + ["1.000"] * 3
 
 
 def test_runs_that_did_not_solve_say_how_far_they_came(tmp_path: Path) -> None:
