@@ -10,7 +10,7 @@ size, a normalised hidden layer and dueling heads. It sees two stacked frames, o
 part between the walls, and of Pong's six actions it plays the three that differ. On a CPU half
 of the cores learn and half of them play.
 
-The book ends before this rung.
+The book ends before this rung. What each idea bought: results/README.md.
 """
 
 from collections.abc import Iterator
