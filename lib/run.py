@@ -7,6 +7,7 @@ import platform
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -73,6 +74,7 @@ def launch(
         description: for ``--help``.
     """
     script = Path(sys.argv[0]).stem
+    threading.excepthook = _report_unless_reported
     try:
         hyperparams = parse(options, description)
         signal.signal(signal.SIGTERM, _exit_on_signal)
@@ -110,12 +112,18 @@ def launch(
             tensorboard.writer.file_writer.add_summary(end)
         print(_last_line(outcome, run))
         sys.exit(0 if run.signal is None else 128 + run.signal)
-    except Failure as failure:
+    except (Failure, OSError) as failure:  # the disk is full, say
         print(f"{script}: failed: {failure}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print(f"{script}: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
+    """What TensorBoard's thread could not write it raises again in the loop: see ``launch``."""
+    if not isinstance(args.exc_value, OSError):
+        threading.__excepthook__(args)
 
 
 def prepare_torch(seed: int) -> None:

@@ -46,6 +46,16 @@ def test_it_prints_every_score_and_their_mean(runs, script):
     assert play(runs[script], "--episodes", 2, "--epsilon", 1).stdout == result.stdout
 
 
+def test_an_agent_of_another_game(tmp_path):
+    flags = ("--env", "BreakoutNoFrameskip-v4", "--any-game", "--max-frames", "400")
+    small = ("--rollout", "50", "--envs", "2", "--batch-size", "4")
+    assert run_rung("07_speedrun", tmp_path, *flags, *small).returncode == 0
+    (run,) = tmp_path.iterdir()
+    result = play(run, "--episodes", 1, "--epsilon", 1)
+    assert result.returncode == 0, result.stderr
+    assert int(re.search(r"score +(\d+)", result.stdout)[1]) >= 0
+
+
 @pytest.mark.parametrize("suffix", [".mp4", ".gif"])
 def test_it_films_a_game(runs, suffix, tmp_path):
     video = tmp_path / f"pong{suffix}"

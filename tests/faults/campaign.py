@@ -236,24 +236,25 @@ def check_curves(run: Path) -> int:
     return points
 
 
-def disk_full(rng: random.Random) -> str:
-    """Let the disk fill up while a run saves and logs; the error that it ends with.
+def disk_full(rng: random.Random, saves: bool) -> str:
+    """Let the disk fill up while a run saves, or while it only logs; the error that it ends with.
 
     Raises:
         PermissionError: no file system can be mounted here.
     """
     with tempfile.TemporaryDirectory() as place:
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={rng.randint(70, 95)}m", "tmpfs", place]
+        size = f"{rng.randint(70, 95)}m" if saves else f"{rng.randint(24, 40)}k"
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place]
         if subprocess.run(mount, capture_output=True).returncode:
             raise PermissionError("no file system can be mounted here")
         try:
-            flags = (*QUICK, *OFTEN, "--checkpoint-replay", "--run-dir", place)
-            program = Program(ROOT / "01_baseline.py", *flags)
+            saving = (*OFTEN, "--checkpoint-replay") if saves else ("--checkpoint-every", "0")
+            program = Program(ROOT / "01_baseline.py", *QUICK, *saving, "--run-dir", place)
             error = program.finish(120)
             assert program.process.returncode == 1, error
             assert len(error.splitlines()) == 1, error
             (run,) = Path(place).iterdir()
-            assert check_checkpoints(run) > 0, "no checkpoint is left"
+            assert not saves or check_checkpoints(run) > 0, "no checkpoint is left"
             return error.replace(place, "RUN_DIR")
         finally:
             subprocess.run(["umount", place], check=True)
@@ -346,8 +347,10 @@ def main() -> None:
         )
         report("trainer: SIGKILL", args.trainer_kills, found)
     if args.full_disks:
-        errors = {disk_full(rng) for _ in range(args.full_disks)}
-        report("disk full", args.full_disks, "exit 1: " + " / ".join(sorted(errors)))
+        for saves, doing in ((True, "saving"), (False, "logging")):
+            errors = {disk_full(rng, saves) for _ in range(args.full_disks)}
+            found = "exit 1: " + " / ".join(sorted(errors))
+            report(f"disk full while {doing}", args.full_disks, found)
     if args.cuts:
         with tempfile.TemporaryDirectory() as place:
             flags = (*QUICK, "--max-frames", "2500", "--run-dir", place)
