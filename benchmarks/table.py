@@ -330,9 +330,7 @@ def write_runs(path: Path, records: Sequence[Record]) -> None:
             reward = "" if r.avg_reward is None else f"{r.avg_reward:.3f}"
             fps = "" if r.fps is None else f"{r.fps:.3f}"
             end = [f"{r.minutes:.3f}", r.frames, reward, int(r.solved), int(r.finished)]
-            games = r.evaluation
-            judged = [
-                f"{f(games):.3f}" if games else "" for f in (statistics.mean, statistics.pstdev)
-            ]
+            mean = f"{statistics.mean(r.evaluation):.3f}" if r.evaluation else ""
+            sd = f"{statistics.pstdev(r.evaluation):.3f}" if r.evaluation else ""
             place = [join_machine(r.machine), r.folder.name]
-            writer.writerow([r.script, r.seed, fps, *end, *judged, *place])
+            writer.writerow([r.script, r.seed, fps, *end, mean, sd, *place])

@@ -112,6 +112,7 @@ def test_median_spread_and_change_over_seeds(tmp_path: Path) -> None:
     assert "torch 2.13.0" in text
     for name in PICTURES:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 7
     with open(tmp_path / "runs.csv", newline="") as file:
         runs = list(csv.DictReader(file))
     assert [run["evaluation"] for run in runs] == [""] * 3 + ["19.000", "20.000", "21.000"]
