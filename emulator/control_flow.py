@@ -1,0 +1,312 @@
+"""The program's control flow: from jumps to blocks, and from blocks to if and while.
+
+A machine program knows only jumps. Between them lie *blocks*, which run from top to bottom. Which
+block *dominates* which (every way to the second leads through the first) says what belongs into
+what: a block that one branch alone leads to goes into that branch, one in which several ways
+meet goes behind the block that dominates it, and a jump back to a dominating block is a loop.
+
+Source: Ramsey, Beyond Relooper, ICFP 2022, doi:10.1145/3547621, for this use of dominators.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from emulator.instructions import Instruction, decode
+from emulator.rom import EmulatorError
+
+POWER_ON = 0  # the block before the first, which asks whether the console was just switched on
+BRANCHES = ("BPL", "BMI", "BVC", "BVS", "BCC", "BCS", "BNE", "BEQ")
+
+
+class Program(NamedTuple):
+    """A ROM, and what cannot be read off it by following its jumps."""
+
+    rom: bytes
+    frame_end: int  # the instruction with which a picture is complete
+    indirect: dict[int, int]  # where the indirect jumps lead, by their address
+    always: set[int]  # branches that are always taken
+
+    def word(self, address: int) -> int:
+        """The address that is stored at an address."""
+        low, high = (self.rom[(address + i) % len(self.rom)] for i in (0, 1))
+        return low | high << 8
+
+    @property
+    def reset(self) -> int:
+        """Where the program begins."""
+        return self.word(0xFFFC)
+
+    @property
+    def interrupt(self) -> int:
+        """Where BRK leads to; Pong calls a subroutine of its own with it."""
+        return self.word(0xFFFE)
+
+
+@dataclass
+class Block:
+    """Instructions that run from top to bottom, and where they lead.
+
+    ``targets`` has two addresses after a branch (taken, not taken), one after a jump, none at
+    the end of a routine or a picture. ``tail_call`` is the routine that this one ends with.
+    """
+
+    start: int
+    instructions: list[Instruction] = field(default_factory=list)
+    targets: tuple[int, ...] = ()
+    tail_call: int | None = None
+
+
+@dataclass
+class Routine:
+    """A subroutine, or the main program: what is reached from an entry without a call."""
+
+    entry: int
+    blocks: dict[int, Block]
+
+
+# A routine in structured form is a list of these statements.
+
+
+class Code(NamedTuple):
+    """The instructions of a block."""
+
+    block: Block
+
+
+class Goto(NamedTuple):
+    """Go on with the block at this address."""
+
+    target: int
+
+
+class If(NamedTuple):
+    """What comes after a branch that is taken, and after one that is not."""
+
+    block: Block
+    taken: list
+    otherwise: list
+
+
+class Loop(NamedTuple):
+    """Runs again on a ``Goto`` to its header, and is left by every other one."""
+
+    header: int
+    body: list
+
+
+class Follow(NamedTuple):
+    """Where a ``Goto`` to this address from the statements before leads; others pass by."""
+
+    target: int
+    body: list
+
+
+class End(NamedTuple):
+    """The routine returns, or the picture is complete."""
+
+    block: Block
+
+
+def find_routines(program: Program) -> tuple[Routine, dict[int, Routine]]:
+    """The main program, and the subroutines by their entry."""
+    entries = {program.interrupt}
+    seen: set[int] = set()
+    waiting = [program.reset, program.interrupt, *program.indirect.values()]
+    while waiting:  # look at every instruction once
+        address = waiting.pop()
+        if address in seen:
+            continue
+        seen.add(address)
+        instruction = decode(program.rom, address)
+        if instruction.name == "JSR":
+            entries.add(instruction.operand)
+            waiting.append(instruction.operand)
+        waiting += _next_addresses(program, instruction)
+    after_frame = decode(program.rom, program.frame_end).following
+    main = _routine(program, program.reset, entries, after_frame)
+    main.entry = POWER_ON
+    main.blocks[POWER_ON] = Block(POWER_ON, targets=(program.reset, after_frame))
+    return main, {entry: _routine(program, entry, entries - {entry}) for entry in sorted(entries)}
+
+
+def _next_addresses(program: Program, instruction: Instruction) -> list[int]:
+    """Where an instruction leads; two addresses after a branch, the taken one first."""
+    if instruction.address in program.always:
+        return [instruction.operand]
+    if instruction.name in BRANCHES:
+        return [instruction.operand, instruction.following]
+    if instruction.name == "JMP":
+        return [program.indirect.get(instruction.address, instruction.operand)]
+    if instruction.name in ("RTS", "RTI"):
+        return []
+    return [instruction.following]
+
+
+def _routine(program: Program, entry: int, others: set[int], *entries: int) -> Routine:
+    """What is reached from the entries, cut into blocks; ``others`` are those of other routines."""
+    code: dict[int, Instruction] = {}
+    starts, waiting = {entry, *entries}, [entry, *entries]
+    while waiting:
+        address = waiting.pop()
+        if address in code or address in others:
+            continue
+        code[address] = instruction = decode(program.rom, address)
+        if address == program.frame_end:
+            continue
+        following = _next_addresses(program, instruction)
+        waiting += following
+        if following != [instruction.following]:
+            starts.update(following)
+    blocks: dict[int, Block] = {}
+    for start in sorted(starts - others):
+        block = blocks[start] = Block(start)
+        address = start
+        while True:
+            block.instructions.append(code[address])
+            if address == program.frame_end:
+                break
+            following = _next_addresses(program, code[address])
+            if following == [code[address].following] and following[0] not in starts | others:
+                address = following[0]
+                continue
+            if len(following) == 1 and following[0] in others:
+                block.tail_call = following[0]
+            else:
+                block.targets = tuple(following)
+            break
+        for target in set(block.targets) & others:  # a branch to another routine
+            blocks[target] = Block(target, tail_call=target)
+    return Routine(entry, blocks)
+
+
+def structured(routine: Routine) -> list:
+    """The statements of a routine.
+
+    Raises:
+        EmulatorError: a loop is entered at two places, which if and while cannot say.
+    """
+    return _Structure(routine).statements(routine.entry)
+
+
+class _Structure:
+    """Dominators and loops of a routine, and the statements that follow from them."""
+
+    def __init__(self, routine: Routine) -> None:
+        self.blocks = routine.blocks
+        order = list(_postorder(routine))[::-1]
+        self.rank = {start: number for number, start in enumerate(order)}
+        self.before: dict[int, list[int]] = {start: [] for start in order}
+        for start in order:
+            for target in self.blocks[start].targets:
+                self.before[target].append(start)
+        self.dominator = self._dominators(order)
+        self.loops = self._loops(order)
+        self.children: dict[int, list[int]] = {start: [] for start in order}
+        for start in order[1:]:
+            self.children[self._place(start)].append(start)
+
+    def _dominators(self, order: list[int]) -> dict[int, int]:
+        """The immediate dominator of every block (Cooper, Harvey, Kennedy, 2001)."""
+        dominator = {order[0]: order[0]}
+        changed = True
+        while changed:
+            changed = False
+            for start in order[1:]:
+                known = [b for b in self.before[start] if b in dominator]
+                meet = known[0]
+                for other in known[1:]:
+                    while meet != other:
+                        if self.rank[meet] > self.rank[other]:
+                            meet = dominator[meet]
+                        else:
+                            other = dominator[other]
+                changed |= dominator.get(start) != meet
+                dominator[start] = meet
+        return dominator
+
+    def _dominates(self, above: int, below: int) -> bool:
+        while self.rank[below] > self.rank[above]:
+            below = self.dominator[below]
+        return below == above
+
+    def _loops(self, order: list[int]) -> dict[int, set[int]]:
+        """The blocks of every loop, by its header; the outer ones first."""
+        loops: dict[int, set[int]] = {}
+        for start in order:
+            for target in self.blocks[start].targets:
+                if self.rank[target] > self.rank[start]:
+                    continue
+                if not self._dominates(target, start):
+                    raise EmulatorError(f"the loop at {target:04X} is entered at two places")
+                body = loops.setdefault(target, {target})
+                waiting = [start]
+                while waiting:
+                    block = waiting.pop()
+                    if block not in body:
+                        body.add(block)
+                        waiting += self.before[block]
+        return dict(sorted(loops.items(), key=lambda item: self.rank[item[0]]))
+
+    def _place(self, start: int) -> int:
+        """The block whose statements this one's belong to: its dominator, or the loop it ends."""
+        above = self.dominator[start]
+        for header, body in self.loops.items():
+            if above in body and start not in body:
+                return header
+        return above
+
+    def statements(self, start: int) -> list:
+        """The statements of a block and of all that belongs to it."""
+        body = self.loops.get(start, {start})
+        children = sorted(self.children[start], key=self.rank.__getitem__)
+        inside = [c for c in children if start not in self.loops or c in body]
+        joins = [c for c in inside if sum(self.rank[b] < self.rank[c] for b in self.before[c]) > 1]
+        block = self.blocks[start]
+        alone = set(inside) - set(joins)
+        statements: list = [Code(block), *self._leave(block, alone)]
+        statements += [Follow(c, self.statements(c)) for c in joins]
+        if start not in self.loops:
+            return statements
+        behind = [Follow(c, self.statements(c)) for c in children if c not in inside]
+        return [Loop(start, statements), *behind]
+
+    def _leave(self, block: Block, alone: set[int]) -> list:
+        ways = [self.statements(t) if t in alone else [Goto(t)] for t in block.targets]
+        if len(ways) == 2:
+            return [If(block, ways[0], ways[1])]
+        return ways[0] if ways else [End(block)]
+
+
+def _postorder(routine: Routine) -> Iterator[int]:
+    """The blocks, each after all that it leads to but for the way back."""
+    seen = {routine.entry}
+    path: list[tuple[int, list[int]]] = [(routine.entry, list(routine.blocks[routine.entry].targets))]
+    while path:
+        start, targets = path[-1]
+        if not targets:
+            path.pop()
+            yield start
+            continue
+        target = targets.pop(0)
+        if target not in seen:
+            seen.add(target)
+            path.append((target, list(routine.blocks[target].targets)))
+
+
+def ways_out(statements: list) -> set[int]:
+    """The targets of the ``Goto`` that lead out of these statements."""
+    out: set[int] = set()
+    for statement in statements:
+        match statement:
+            case Goto(target):
+                out.add(target)
+            case If(_, taken, otherwise):
+                out |= ways_out(taken) | ways_out(otherwise)
+            case Loop(header, body):
+                out |= ways_out(body) - {header}
+            case Follow(target, body):
+                out = (out - {target}) | ways_out(body)
+    return out
+
+

@@ -1,0 +1,88 @@
+"""Pong as ALE plays it: paddles, a frame, points and the end of a game, and the reset.
+
+The agent has the paddle on the right, player A; the console's own player has the one on the left.
+"""
+
+import numpy as np
+
+from emulator.compiling import compiled
+from emulator.state import (
+    CHARGED,
+    COLLIDED,
+    CYCLES,
+    FIELDS,
+    FRAMES,
+    LOG,
+    NOOPS_DRAWN,
+    PADDLE_A,
+    PADDLE_B,
+    REGISTER_X,
+    SCORE,
+    SWCHA,
+    SWCHB,
+    TIMER_SET,
+)
+from emulator.tia import collide
+from emulator.translated import entry_point, frame
+
+# Actions, by the number that the environments give them.
+NOOP, FIRE, RIGHT, LEFT, RIGHT_FIRE, LEFT_FIRE = range(6)
+ACTIONS = ("NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE")
+POINTS_B, POINTS_A = 13, 14  # in RAM
+LAST_POINT = 21
+
+# Paddles are resistors of up to a megohm; ALE turns them at this speed, and not to their ends.
+LEAST_OHM, MOST_OHM, START_OHM, OHM_PER_FRAME = 27_450, 790_196, 408_823, 23_000
+FIRE_A = 0x40  # of SWCHA; 0 when pressed
+ALL_SWITCHES, RESET_PRESSED = 0x3F, 0x3E  # of SWCHB
+
+
+@compiled
+def act(s, g, action):
+    """Play a frame; the change of the score, and whether the game has ended."""
+    ohm = s[PADDLE_A, g]
+    if action == RIGHT or action == RIGHT_FIRE:
+        ohm -= OHM_PER_FRAME
+    elif action == LEFT or action == LEFT_FIRE:
+        ohm += OHM_PER_FRAME
+    s[PADDLE_A, g] = min(max(ohm, LEAST_OHM), MOST_OHM)
+    fire = action == FIRE or action == RIGHT_FIRE or action == LEFT_FIRE
+    s[SWCHA, g] = 0xFF & ~FIRE_A if fire else 0xFF
+    emulate(s, g, False)
+    s[FRAMES, g] += 1
+    score = s[POINTS_A, g] - s[POINTS_B, g]
+    reward = score - s[SCORE, g]
+    s[SCORE, g] = score
+    return reward, s[POINTS_A, g] == LAST_POINT or s[POINTS_B, g] == LAST_POINT
+
+
+@compiled
+def emulate(s, g, boot):
+    """Run the console until the next picture is complete, from power-on or from the last one."""
+    t, x = frame(s, g, s[CYCLES, g], boot, s[REGISTER_X, g])
+    collide(s, g, 3 * t)
+    s[REGISTER_X, g] = x
+    # The next picture counts its cycles anew, but the beam goes on where it is in its line.
+    passed = t // 76 * 76
+    s[CYCLES, g] = t - passed
+    s[TIMER_SET, g] -= passed
+    s[CHARGED, g] -= passed
+    s[COLLIDED, g] = 3 * (t - passed)
+
+
+@entry_point
+def _power_on(s):
+    """Switch the console on, wait for a second, and press RESET, as ALE does."""
+    s[PADDLE_A, 0] = s[PADDLE_B, 0] = START_OHM
+    s[SWCHA, 0] = 0xFF
+    for number in range(72):
+        s[SWCHB, 0] = ALL_SWITCHES if number < 60 else RESET_PRESSED
+        emulate(s, 0, number == 0)
+    s[SWCHB, 0] = ALL_SWITCHES
+
+
+def new_game() -> np.ndarray:
+    """The state at the beginning of a game, int32 (FIELDS,)."""
+    state = np.zeros((FIELDS, 1), np.int32, order="F")
+    _power_on(state)
+    return state[:, 0]

@@ -1,0 +1,235 @@
+"""The television chip (TIA): registers that say what the beam shows, while it shows it.
+
+There is no picture memory. The beam passes 262 lines of 228 colour clocks, three to a cycle of the
+processor, the last 160 of a line in sight, and the program changes the registers just in time. Here
+only those changes are written down, with their clock: ``emulator.television`` draws from them, if
+somebody wants to see the picture. What the program itself asks about the picture is worked
+out as the changes come: what the ball has touched.
+
+Of the chip only that is there which Pong uses in its first game: players of one copy, eight pixels wide
+and not reflected; missiles that stay locked and unseen; no sound.
+
+Source: Stella Programmer's Guide, Wright 1979. How many clocks a register takes to show was measured.
+"""
+
+from emulator.compiling import compiled
+from emulator.state import (
+    BALL,
+    CHARGED,
+    COLLIDED,
+    CTRLPF,
+    CXP0,
+    CXP1,
+    CXPF,
+    ENABL,
+    ENABL_OLD,
+    GRP0,
+    GRP1,
+    HMBL,
+    HMP0,
+    HMP1,
+    LOG,
+    LOG_CHANGES,
+    LOG_COUNT,
+    LOG_SIZE,
+    PADDLE_A,
+    PADDLE_B,
+    PF0,
+    PF1,
+    PF2,
+    POSBL,
+    POSP0,
+    POSP1,
+    SEEN,
+    SEEN_END,
+    VBLANK,
+    VDELBL,
+)
+
+LINE = 228  # colour clocks
+BLANK = 68  # of them before the first pixel
+WIDTH = 160  # pixels
+FIRST_LINE, LINES = 34, 210  # the lines that are shown
+FIRST_CLOCK, LAST_CLOCK = FIRST_LINE * LINE, (FIRST_LINE + LINES) * LINE
+COMB = SEEN_END  # in a log: an HMOVE blanks the first 8 pixels of this line
+CYCLES_PER_OHM = 1.6e-8 * 1.19e6  # 1.6 time constants of 10 nF until an input reads charged
+
+
+@compiled
+def write(s, g, clock, field, value):
+    """Set what is seen from a colour clock on."""
+    if s[field, g] != value:
+        collide(s, g, clock)
+        s[field, g] = value
+        record(s, g, clock, field, value)
+
+
+@compiled
+def record(s, g, clock, field, value):
+    """Write a change into the log: clock, field and value in one number."""
+    log = s[LOG, g]
+    if log != 0:
+        count = s[log + LOG_COUNT, g]
+        s[log + LOG_COUNT, g] = count + 1  # beyond the size, too: so it can be noticed
+        if count < LOG_SIZE:
+            s[log + LOG_CHANGES + count, g] = clock << 13 | (field - SEEN) << 8 | value
+
+
+@compiled
+def collide(s, g, clock):
+    """Find out what the ball touches until a clock, as long as nothing changes."""
+    begin, end = max(s[COLLIDED, g], FIRST_CLOCK), min(clock, LAST_CLOCK)
+    s[COLLIDED, g] = clock
+    if s[BALL, g] == 0 or s[VBLANK, g] != 0:
+        return
+    for pixel in range(1 << (s[CTRLPF, g] >> 4 & 3)):
+        x = (s[POSBL, g] + pixel) % WIDTH
+        before = LINE - 1 - BLANK - x  # so many lines have come to this pixel at a clock:
+        if (end + before) // LINE > (begin + before) // LINE:
+            if playfield_at(s[CTRLPF, g], s[PF0, g], s[PF1, g], s[PF2, g], x):
+                s[CXPF, g] = 0x80
+            if player_at(s[GRP0, g], s[POSP0, g], x):
+                s[CXP0, g] = 0x40
+            if player_at(s[GRP1, g], s[POSP1, g], x):
+                s[CXP1, g] = 0x40
+
+
+@compiled
+def playfield_at(control, pf0, pf1, pf2, x):
+    """Whether the playfield covers a pixel: 20 bits of 4 pixels, and again, or reflected."""
+    block = x >> 2
+    if block >= 20:
+        block = 39 - block if control & 1 else block - 20
+    if block < 4:
+        return pf0 >> (4 + block) & 1
+    if block < 12:
+        return pf1 >> (11 - block) & 1
+    return pf2 >> (block - 12) & 1
+
+
+@compiled
+def player_at(graphics, position, x):
+    """Whether a player covers a pixel."""
+    offset = (x - position) % WIDTH
+    return graphics << offset & 0x80 if offset < 8 else 0
+
+
+@compiled
+def vblank(s, g, t, value):
+    """VBLANK: bit 1 turns the beam off; bit 7 discharges the paddles' capacitors."""
+    write(s, g, 3 * t + 1, VBLANK, value & 0x02)
+    s[CHARGED, g] = -1 if value & 0x80 else t
+
+
+@compiled
+def wsync(t):
+    """WSYNC: the processor waits for the next line."""
+    return (t + 75) // 76 * 76
+
+
+@compiled
+def playfield(s, g, t, field, value):
+    """PF0, PF1, PF2: they show when their next four pixels begin."""
+    phase = t & 3
+    delay = 4 if phase == 0 else 5 if phase == 1 else 2 if phase == 2 else 3
+    write(s, g, 3 * t + delay, field, value)
+
+
+@compiled
+def reset_position(s, g, t, field, blank):
+    """RESP0, RESP1, RESBL: the left edge is here; ``blank`` is where it is outside of sight."""
+    x = 3 * t % LINE - BLANK
+    write(s, g, 3 * t, field, blank if x < 0 else (x + blank + 2) % WIDTH)
+
+
+@compiled
+def player1_graphics(s, g, t, value):
+    """GRP1; it also lets the delayed ball follow."""
+    write(s, g, 3 * t + 1, GRP1, value)
+    s[ENABL_OLD, g] = s[ENABL, g]
+    if s[VDELBL, g] != 0:
+        write(s, g, 3 * t + 1, BALL, s[ENABL_OLD, g])
+
+
+@compiled
+def enable_ball(s, g, t, value):
+    """ENABL."""
+    s[ENABL, g] = value & 0x02
+    if s[VDELBL, g] == 0:
+        write(s, g, 3 * t + 1, BALL, value & 0x02)
+
+
+@compiled
+def delay_ball(s, g, t, value):
+    """VDELBL: show the ball as it was at the last write of GRP1."""
+    s[VDELBL, g] = value & 0x01
+    write(s, g, 3 * t, BALL, s[ENABL_OLD, g] if value & 0x01 else s[ENABL, g])
+
+
+@compiled
+def hmove(s, g, t):
+    """HMOVE: move what HMP0, HMP1 and HMBL say, to the left if positive."""
+    move(s, g, t, POSP0, s[HMP0, g])
+    move(s, g, t, POSP1, s[HMP1, g])
+    move(s, g, t, POSBL, s[HMBL, g])
+    record(s, g, 3 * t, COMB, 0)
+
+
+@compiled
+def move(s, g, t, field, motion):
+    """Move an object by the signed number in bits 4 to 7."""
+    steps = (motion >> 4 ^ 8) - 8
+    write(s, g, 3 * t + 3, field, (s[field, g] - steps) % WIDTH)
+
+
+@compiled
+def hmclr(s, g):
+    """HMCLR: nothing will move."""
+    s[HMP0, g] = s[HMP1, g] = s[HMBL, g] = 0
+
+
+@compiled
+def cxclr(s, g, t):
+    """CXCLR: forget what the ball has touched."""
+    s[COLLIDED, g] = 3 * t
+    s[CXP0, g] = s[CXP1, g] = s[CXPF, g] = 0
+
+
+@compiled
+def load(s, g, t, address, bus):
+    """Read RAM, or the television chip, whose low bits are what was on the bus before."""
+    if address & 0x80:
+        return s[address & 0x7F, g]
+    register = address & 0x0F
+    value = 0
+    if 2 <= register <= 6:
+        collide(s, g, 3 * t)
+        if register == 2:
+            value = s[CXP0, g]
+        elif register == 3:
+            value = s[CXP1, g]
+        elif register == 6:
+            value = s[CXPF, g]
+    elif register == 8:
+        value = charged(s, g, t, s[PADDLE_B, g])
+    elif register == 9:
+        value = charged(s, g, t, s[PADDLE_A, g])
+    elif register <= 11:
+        value = 0x80
+    return value | bus & 0x3F
+
+
+@compiled
+def charged(s, g, t, resistance):
+    """0x80 once the capacitor behind a paddle is charged; the program counts lines until then."""
+    if s[CHARGED, g] < 0:
+        return 0
+    return 0x80 if t > s[CHARGED, g] + int(CYCLES_PER_OHM * resistance) else 0
+
+
+@compiled
+def load_far(s, g, t, rom, address):
+    """Read from an address of 13 bits: the cartridge, or what ``load`` reads."""
+    if address & 0x1000:
+        return rom[address & 0x7FF]
+    return load(s, g, t, address, address >> 8)

@@ -1,0 +1,102 @@
+"""Pong's program as compiled functions, translated on the first start and then kept.
+
+The translation lies in a folder named by a hash of this package, and beside it what Numba compiled:
+Numba looks at the file of a function alone, and would not notice that one it calls has changed.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+
+from emulator.control_flow import Program
+from emulator.rom import read_rom
+from emulator.translate import translate
+
+PACKAGE = Path(__file__).parent
+# Three things that following the jumps does not tell, but running the program does.
+FRAME_END = 0xF0CC  # clears VSYNC
+INDIRECT = {0xF19B: 0xF386, 0xF1A4: 0xF3F5}  # in the first of the cartridge's games
+ALWAYS = {0xF01D}  # BEQ behind LDY #00
+
+HEADER = '''"""Pong, translated from its machine code by emulator.translate. Not to be edited."""
+
+import numpy as np
+
+from emulator.compiling import compiled
+from emulator.riot import set_timer, timer
+from emulator.rom import read_rom
+from emulator.state import *
+from emulator.tia import *
+
+rom = np.frombuffer(read_rom(), np.uint8).astype(np.int32)
+
+
+'''
+
+
+def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function that Python calls, and keep it for the next start."""
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder())
+    try:
+        return numba.njit(cache=True, _nrt=False, nogil=True, error_model="numpy")(function)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def folder() -> Path:
+    """Where the translation lies, and what was compiled."""
+    digest = hashlib.sha256()
+    for file in sorted(PACKAGE.glob("*.py")):
+        digest.update(file.read_bytes())
+    name = "pong-" + digest.hexdigest()[:16]
+    for parent in (PACKAGE / "__pycache__", Path.home() / ".cache" / "pong-emulator"):
+        try:
+            return _made(parent, name)
+        except OSError:
+            continue
+    return _made(Path(tempfile.mkdtemp()), name)  # nothing will be kept
+
+
+def _made(parent: Path, name: str) -> Path:
+    if not (parent / name).is_dir():
+        parent.mkdir(parents=True, exist_ok=True)
+        for old in parent.glob("pong-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        (parent / name).mkdir(exist_ok=True)
+    if not os.access(parent / name, os.W_OK):
+        raise PermissionError(parent / name)
+    return parent / name
+
+
+def source() -> str:
+    """The translation, as Python."""
+    return HEADER + translate(Program(read_rom(), FRAME_END, INDIRECT, ALWAYS))
+
+
+def _load() -> Any:
+    file = folder() / "pong.py"
+    if not file.exists():
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(source())
+        part.replace(file)
+    spec = importlib.util.spec_from_file_location("emulator.pong_translated", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+frame = _load().frame
+
+
+if __name__ == "__main__":
+    print(source())
