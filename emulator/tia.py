@@ -117,7 +117,7 @@ def player_at(graphics, position, x):
 @compiled
 def vblank(s, g, t, value):
     """VBLANK: bit 1 turns the beam off; bit 7 discharges the paddles' capacitors."""
-    write(s, g, 3 * t + 1, VBLANK, value & 0x02)
+    write(s, g, 3 * t, VBLANK, value & 0x02)
     s[CHARGED, g] = -1 if value & 0x80 else t
 
 
@@ -156,7 +156,7 @@ def enable_ball(s, g, t, value):
     """ENABL."""
     s[ENABL, g] = value & 0x02
     if s[VDELBL, g] == 0:
-        write(s, g, 3 * t + 1, BALL, value & 0x02)
+        write(s, g, 3 * t, BALL, value & 0x02)
 
 
 @compiled

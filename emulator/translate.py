@@ -47,7 +47,7 @@ TIA_WRITES = {
     0x07: "write(s, g, 3 * t, COLUP1, {} & 0xFE)",
     0x08: "write(s, g, 3 * t, COLUPF, {} & 0xFE)",
     0x09: "write(s, g, 3 * t, COLUBK, {} & 0xFE)",
-    0x0A: "write(s, g, 3 * t, CTRLPF, {} & 0x35)",
+    0x0A: "write(s, g, 3 * t, CTRLPF, {} & 0x37)",
     0x0D: "playfield(s, g, t, PF0, {} & 0xF0)",
     0x0E: "playfield(s, g, t, PF1, {})",
     0x0F: "playfield(s, g, t, PF2, {})",

@@ -16,6 +16,7 @@ from typing import Any
 
 import numba
 
+from emulator.compiling import OPTIONS
 from emulator.control_flow import Program
 from emulator.rom import read_rom
 from emulator.translate import translate
@@ -46,7 +47,7 @@ def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function that Python calls, and keep it for the next start."""
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder())
     try:
-        return numba.njit(cache=True, _nrt=False, nogil=True, error_model="numpy")(function)
+        return numba.njit(cache=True, **OPTIONS)(function)
     finally:
         numba.config.CACHE_DIR = before
 

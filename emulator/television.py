@@ -1,0 +1,165 @@
+"""The picture: drawn from what was seen at the beginning of a frame and the log of what changed.
+
+From one change to the next the beam shows the same, line after line, so lines are drawn once and
+referred to: a picture is a number of different rows, and for each of the 210 lines which of
+them it is. About 45 rows make a picture of Pong.
+"""
+
+import numpy as np
+
+from emulator.compiling import compiled
+from emulator.state import (
+    BALL,
+    COLUBK,
+    COLUP0,
+    COLUP1,
+    COLUPF,
+    CTRLPF,
+    GRP0,
+    GRP1,
+    LOG,
+    LOG_A,
+    LOG_B,
+    LOG_CHANGES,
+    LOG_COUNT,
+    LOG_SIZE,
+    PF0,
+    PF1,
+    PF2,
+    POSBL,
+    POSP0,
+    POSP1,
+    SEEN,
+    SEEN_END,
+    VBLANK,
+)
+from emulator.tia import BLANK, COMB, FIRST_CLOCK, FIRST_LINE, LINE, LINES, WIDTH, playfield_at
+
+HALF = WIDTH // 2
+COMB_WIDTH = 8  # pixels
+LOOK = SEEN_END - SEEN  # numbers that say what is seen
+
+# The greys in which ALE shows the colours of Pong's first game; measured.
+GREYS = np.zeros(256, np.uint8)
+for _colour, _grey in {
+    14: 236, 34: 87, 56: 148, 138: 121, 200: 147, 210: 74, 228: 107, 250: 179
+}.items():  # fmt: skip
+    GREYS[_colour] = _grey
+COLOURS = np.arange(256, dtype=np.uint8)  # to see the colours' numbers instead
+
+
+@compiled
+def begin_log(s, g, log):
+    """Write what will be seen from now on into this log: LOG_A or LOG_B."""
+    s[LOG, g] = log
+    s[log + LOG_COUNT, g] = 0
+    for field in range(SEEN, SEEN_END):
+        s[log + field - SEEN, g] = s[field, g]
+
+
+@compiled
+def black_log(s, g, log):
+    """Make a log one of a picture that is black."""
+    s[log + LOG_COUNT, g] = 0
+    s[log + VBLANK - SEEN, g] = 2
+
+
+@compiled
+def draw(s, g, log, shades, look, rows, row_of):
+    """Draw the picture of a log.
+
+    Args:
+        s, g, log: which.
+        shades: uint8 (256,), what a colour is shown as.
+        look: int32 (LOOK,), to work in.
+        rows: uint8 (LINES, WIDTH), gets the different rows.
+        row_of: int32 (LINES,), gets the row of each line.
+    """
+    for field in range(LOOK):
+        look[field] = s[log + field, g]
+    count = min(s[log + LOG_COUNT, g], LOG_SIZE)
+    done, row, comb = 0, 0, -1
+    for number in range(count + 1):
+        change = s[log + LOG_CHANGES + number, g] if number < count else 0
+        to = pixel_of(change >> 13) if number < count else LINES * WIDTH
+        while done < to:
+            x = done % WIDTH
+            line = done // WIDTH
+            end = min(WIDTH, x + to - done)
+            paint(look, shades, rows[row], x, end)
+            if line == comb:
+                rows[row, x : min(end, COMB_WIDTH)] = shades[0]
+            row_of[line] = row
+            done += end - x
+            if x == 0 and end == WIDTH and line != comb:  # the following lines look the same
+                while done + WIDTH <= to:
+                    row_of[done // WIDTH] = row
+                    done += WIDTH
+            if done % WIDTH == 0:
+                row += 1
+        field = change >> 8 & 0x1F
+        if number < count and SEEN + field == COMB:
+            comb = max((change >> 13) // LINE - FIRST_LINE, 0)  # the next one that is shown
+        elif number < count:
+            look[field] = change & 0xFF
+
+
+@compiled
+def pixel_of(clock):
+    """The number of pixels that the beam has passed by a clock."""
+    shown = min(max(clock - FIRST_CLOCK, 0), LINES * LINE)
+    return shown // LINE * WIDTH + max(shown % LINE - BLANK, 0)
+
+
+@compiled
+def paint(look, shades, row, begin, end):
+    """Paint a part of a row: what is in front comes later."""
+    if look[VBLANK - SEEN] != 0:
+        row[begin:end] = shades[0]
+        return
+    row[begin:end] = shades[look[COLUBK - SEEN]]
+    in_front = look[CTRLPF - SEEN] & 4
+    if not in_front:
+        paint_playfield(look, shades, row, begin, end)
+    paint_player(look, shades, row, begin, end, GRP1 - SEEN, POSP1 - SEEN, COLUP1 - SEEN)
+    paint_player(look, shades, row, begin, end, GRP0 - SEEN, POSP0 - SEEN, COLUP0 - SEEN)
+    if in_front:
+        paint_playfield(look, shades, row, begin, end)
+
+
+@compiled
+def paint_playfield(look, shades, row, begin, end):
+    """The playfield and the ball, in one colour; as a score in those of the players."""
+    colour = shades[look[COLUPF - SEEN]]
+    control = look[CTRLPF - SEEN]
+    score = control & 2
+    pf0, pf1, pf2 = look[PF0 - SEEN], look[PF1 - SEEN], look[PF2 - SEEN]
+    if pf0 | pf1 | pf2 != 0:
+        for x in range(begin, end):
+            if playfield_at(control, pf0, pf1, pf2, x):
+                if score:
+                    row[x] = shades[look[(COLUP0 if x < HALF else COLUP1) - SEEN]]
+                else:
+                    row[x] = colour
+    if look[BALL - SEEN] != 0:
+        for pixel in range(1 << (control >> 4 & 3)):
+            x = (look[POSBL - SEEN] + pixel) % WIDTH
+            if begin <= x < end:
+                row[x] = colour
+
+
+@compiled
+def paint_player(look, shades, row, begin, end, graphics, position, colour):
+    """A player's eight pixels."""
+    bits = look[graphics]
+    if bits != 0:
+        for pixel in range(8):
+            x = (look[position] + pixel) % WIDTH
+            if bits << pixel & 0x80 and begin <= x < end:
+                row[x] = shades[look[colour]]
+
+
+@compiled
+def log_to_write(s, g):
+    """The log after the one that was written last."""
+    return LOG_B if s[LOG, g] == LOG_A else LOG_A
