@@ -38,15 +38,17 @@ CYCLES = next(_next)  # into the line in which the last picture was complete
 REGISTER_X = next(_next)  # the one register that the next picture needs
 SCORE = next(_next)  # points of player A less those of B
 FRAMES = next(_next)  # of this game
+STEPPED = next(_next)  # those of them that the agent played
 NOOPS_DRAWN = next(_next)  # how many resets this game had since it was seeded
 
-# Logs of the two pictures that an observation is made of: what was seen at the beginning, the
-# number of changes, and the changes, each packed into one number (see `tia.record`).
-LOG = next(_next)  # the log that is written: its first field, or 0 for none
-LOG_A = next(_next)
-LOG_SIZE = 160
-_SEEN_FIELDS = SEEN_END - SEEN
-LOG_COUNT = _SEEN_FIELDS  # relative to the beginning of a log
+# Logs of pictures: what was seen at the beginning, the number of changes, and the changes, each packed
+# into one number (see `tia.record`). An observation is made of two pictures, and what is seen when a game ends
+# in the middle of a step of those of the step before, too. So there are two banks of two.
+LOG = next(_next)  # the log that is written, its first field; 0 for none
+BANK = next(_next)  # 0 or 1: where the last observation is
+LOGS = next(_next)
+LOG_COUNT = SEEN_END - SEEN  # relative to the beginning of a log
 LOG_CHANGES = LOG_COUNT + 1
-LOG_B = LOG_A + LOG_CHANGES + LOG_SIZE
-FIELDS = LOG_B + LOG_CHANGES + LOG_SIZE
+LOG_SIZE = 96
+LOG_FIELDS = LOG_CHANGES + LOG_SIZE
+FIELDS = LOGS + 4 * LOG_FIELDS

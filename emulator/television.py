@@ -17,9 +17,6 @@ from emulator.state import (
     CTRLPF,
     GRP0,
     GRP1,
-    LOG,
-    LOG_A,
-    LOG_B,
     LOG_CHANGES,
     LOG_COUNT,
     LOG_SIZE,
@@ -50,7 +47,7 @@ COLOURS = np.arange(256, dtype=np.uint8)  # to see the colours' numbers instead
 
 @compiled
 def begin_log(s, g, log):
-    """Write what will be seen from now on into this log: LOG_A or LOG_B."""
+    """Write what will be seen from now on into this log."""
     s[LOG, g] = log
     s[log + LOG_COUNT, g] = 0
     for field in range(SEEN, SEEN_END):
@@ -157,9 +154,3 @@ def paint_player(look, shades, row, begin, end, graphics, position, colour):
             x = (look[position] + pixel) % WIDTH
             if bits << pixel & 0x80 and begin <= x < end:
                 row[x] = shades[look[colour]]
-
-
-@compiled
-def log_to_write(s, g):
-    """The log after the one that was written last."""
-    return LOG_B if s[LOG, g] == LOG_A else LOG_A

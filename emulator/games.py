@@ -1,0 +1,169 @@
+"""Many games at once: an agent's step of each, with the resets that come with it."""
+
+import numpy as np
+
+from emulator.compiling import compiled
+from emulator.pong import FIRE, NOOP, act
+from emulator.preprocessing import SIZE, shrink
+from emulator.state import BANK, LOG, LOG_COUNT, LOG_FIELDS, LOGS, NOOPS_DRAWN, STEPPED
+from emulator.television import LOOK, begin_log, black_log, draw
+from emulator.tia import LINES, WIDTH
+from emulator.translated import entry_point
+
+# What a thread works in: it has nothing to do with a particular game.
+Scratch = tuple[np.ndarray, ...]
+
+
+def scratch() -> Scratch:
+    """What ``step_games`` and ``reset_games`` need to work in."""
+    a, b, c = (
+        (np.zeros((LINES, WIDTH), np.uint8), np.zeros(LINES, np.int32)) for _ in range(3)
+    )
+    return (np.zeros(LOOK, np.int32), *a, *b, np.zeros(WIDTH + 2, np.uint16), *c)
+
+
+@entry_point
+def reset_games(s, begin, end, beginning, noops, shades, work, observations):
+    """Begin new games.
+
+    Args:
+        s: int32 (FIELDS, games), the state.
+        begin, end: the games to reset, from one to before the other.
+        beginning: int32 (FIELDS,), the state of a new game.
+        noops: int32 (draws, games), frames until the agent plays, FIRE included, by reset.
+        shades: uint8 (256,), what colours are shown as.
+        work: of ``scratch``.
+        observations: uint8 (games, stack, 84, 84), gets what is seen.
+    """
+    for g in range(begin, end):
+        reset(s, g, beginning, noops)
+        observations[g] = 0
+        observe(s, g, shades, work, True, observations[g, -1])
+
+
+@entry_point
+def step_games(
+    s, begin, end, shades, work, actions, settings, before, observations, rewards, over, cut
+):
+    """An agent's step of games; those that end wait to be reset.
+
+    Args:
+        s, begin, end, shades, work: as in ``reset_games``.
+        actions: int64 (games,).
+        settings: frames that an action is held; whether to see the maximum of the last two of
+            them, or the last one alone; the frames after which a game is cut short.
+        before: uint8 (games, stack, 84, 84), the last observations.
+        observations: gets the new ones.
+        rewards: int32 (games,), gets the points.
+        over, cut: bool (games,), get which games ended, or were cut short.
+
+    Returns:
+        The largest number of changes that a log was asked to hold.
+    """
+    most = 0
+    skip, max_pool, limit = settings
+    for g in range(begin, end):
+        rewards[g], over[g], cut[g], frames = step(s, g, actions[g], skip, max_pool, limit)
+        if s[LOG, g] != 0:
+            most = max(most, s[s[LOG, g] + LOG_COUNT, g])
+        for i in range(1, before.shape[1]):
+            copy(before[g, i], observations[g, i - 1])
+        newest = observations[g, -1]
+        if not over[g] and not cut[g]:
+            s[BANK, g] = 1 - s[BANK, g]
+            observe(s, g, shades, work, max_pool, newest)
+        elif frames == skip and max_pool:
+            observe_cut_step(s, g, shades, work, newest)
+        else:
+            copy(before[g, -1], newest)  # nothing new was seen
+    return most
+
+
+@entry_point
+def draw_game(s, g, shades, work, picture):
+    """Draw a game's last picture, uint8 (210, 160)."""
+    look, rows, row_of = work[:3]
+    draw(s, g, s[LOG, g], shades, look, rows, row_of)
+    for line in range(LINES):
+        for x in range(WIDTH):
+            picture[line, x] = rows[row_of[line], x]
+
+
+@compiled
+def copy(source, target):
+    """Copy a picture."""
+    for y in range(source.shape[0]):
+        for x in range(source.shape[1]):
+            target[y, x] = source[y, x]
+
+
+@compiled
+def step(s, g, action, skip, max_pool, limit):
+    """Hold an action for some frames, and log the last ones.
+
+    Returns:
+        Points, whether the game has ended, or was cut short, and how many frames until then.
+    """
+    points, over, cut, frame = 0, False, False, 0
+    while frame < skip and not over and not cut:
+        seen = frame >= skip - 1 or max_pool and frame >= skip - 2
+        if seen:
+            begin_log(s, g, log_of(1 - s[BANK, g], frame - skip + 2))
+        else:
+            s[LOG, g] = 0
+        more, over = act(s, g, action)
+        points += more
+        frame += 1
+        s[STEPPED, g] += 1
+        cut = s[STEPPED, g] >= limit
+    return points, over, cut, frame
+
+
+@compiled
+def log_of(bank, number):
+    """The first field of one of a bank's two logs."""
+    return LOGS + (2 * bank + number) * LOG_FIELDS
+
+
+@compiled
+def reset(s, g, beginning, noops):
+    """Begin a new game, and play the frames before the agent may; its other picture is black."""
+    drawn = s[NOOPS_DRAWN, g]
+    frames = noops[drawn, g]
+    for field in range(len(beginning)):
+        s[field, g] = beginning[field]
+    s[NOOPS_DRAWN, g] = drawn + 1
+    black_log(s, g, log_of(0, 0))
+    for frame in range(frames):
+        if frame == frames - 1:
+            begin_log(s, g, log_of(0, 1))
+        act(s, g, NOOP if frame else FIRE)
+
+
+@compiled
+def observe(s, g, shades, work, max_pool, small):
+    """Draw what is seen, uint8 (84, 84)."""
+    look, rows_a, row_of_a, rows_b, row_of_b, sums = work[:6]
+    draw(s, g, log_of(s[BANK, g], 1), shades, look, rows_b, row_of_b)
+    if max_pool:
+        draw(s, g, log_of(s[BANK, g], 0), shades, look, rows_a, row_of_a)
+        shrink(rows_a, row_of_a, rows_b, row_of_b, sums, small)
+    else:
+        shrink(rows_b, row_of_b, rows_b, row_of_b, sums, small)
+
+
+@compiled
+def observe_cut_step(s, g, shades, work, small):
+    """Draw what is seen in a game's last step: a frame in which a game ends is not.
+
+    What it should have taken the place of is still there: the maximum of the two frames before.
+    """
+    look, rows_a, row_of_a, rows_b, row_of_b, sums, rows_c, row_of_c = work
+    draw(s, g, log_of(s[BANK, g], 0), shades, look, rows_a, row_of_a)
+    draw(s, g, log_of(s[BANK, g], 1), shades, look, rows_b, row_of_b)
+    for line in range(LINES):
+        row_of_c[line] = line
+        for x in range(WIDTH):
+            rows_c[line, x] = max(rows_a[row_of_a[line], x], rows_b[row_of_b[line], x])
+    draw(s, g, log_of(1 - s[BANK, g], 0), shades, look, rows_a, row_of_a)
+    shrink(rows_a, row_of_a, rows_c, row_of_c, sums, small)

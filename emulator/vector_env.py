@@ -1,0 +1,207 @@
+"""Many games as a vector environment, as gymnasium and ALE have it."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from emulator.games import Scratch, draw_game, reset_games, scratch, step_games
+from emulator.pong import ACTIONS, new_game
+from emulator.preprocessing import SIZE
+from emulator.rom import EmulatorError
+from emulator.state import FIELDS, FRAMES, LOG_SIZE, NOOPS_DRAWN, RAM
+from emulator.television import COLOURS, GREYS
+from emulator.tia import LINES, WIDTH
+
+DRAWS = 64  # resets that are drawn at once
+
+
+class PongVectorEnv(VectorEnv):
+    """Games of Pong, emulated in compiled Python, and preprocessed as DeepMind did.
+
+    The same seeds and actions give the same games as ``ale_py.AtariVectorEnv("pong", ...)`` with
+    ``AutoresetMode.SAME_STEP``, pixel for pixel. What ends is followed by the next game in the same
+    step; ``info["final_obs"]`` then has the last observations.
+
+        envs = PongVectorEnv(32, seed=0)
+        observations, info = envs.reset()
+        observations, rewards, terminated, truncated, info = envs.step(actions)
+
+    Args:
+        num_envs: games played at once.
+        seed: game ``i`` is seeded with ``seed + i``; None for chance. ``reset`` may give another one.
+        threads: that play, outside of the interpreter's lock; 0 for one per core.
+        stack: frames of an observation; a new game begins with black ones.
+        frame_skip: emulated frames that an action is held.
+        max_pool: see the maximum of the last two emulated frames, not the last one alone.
+        noop_max: games begin with FIRE and up to so many frames, less two, of doing nothing.
+        reward_clipping: rewards as their sign.
+        max_num_frames_per_episode: emulated frames after which a game is cut short.
+
+    Raises:
+        EmulatorError: the ROM is missing, or another one.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        seed: int | None = None,
+        threads: int = 0,
+        stack: int = 4,
+        frame_skip: int = 4,
+        max_pool: bool = True,
+        noop_max: int = 30,
+        reward_clipping: bool = True,
+        max_num_frames_per_episode: int = 108_000,
+    ) -> None:
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.single_observation_space = Box(0, 255, (stack, SIZE, SIZE), np.uint8)
+        self.single_action_space = Discrete(len(ACTIONS))
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._settings = frame_skip, max_pool, max_num_frames_per_episode
+        self._noop_max, self._clips = noop_max, reward_clipping
+        self._beginning = new_game()
+        # Two games at least: the compiled functions know arrays whose columns lie side by side.
+        self._state = np.zeros((FIELDS, max(2, num_envs)), np.int32, order="F")
+        threads = min(threads or len(os.sched_getaffinity(0)), num_envs)
+        edges = np.linspace(0, num_envs, threads + 1).astype(int)
+        self._shares = [(int(a), int(b), scratch()) for a, b in zip(edges, edges[1:], strict=False)]
+        self._pool = ThreadPoolExecutor(threads, "pong")
+        self._results: tuple[np.ndarray, ...] = ()
+        self._playing: list[Future] = []
+        self._seed(seed)
+
+    def _seed(self, seed: int | None) -> None:
+        chosen = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+        self._seeds = (chosen + np.arange(self.num_envs)) % 2**32
+        self._state[NOOPS_DRAWN] = 0
+        self._draw_noops(DRAWS)
+
+    def _draw_noops(self, draws: int) -> None:
+        """Frames before the agent plays, by reset and game."""
+        noops = np.empty((draws, self.num_envs), np.int32)
+        for g, seed in enumerate(self._seeds):
+            drawn = _uniform(np.random.RandomState(seed), self._noop_max, draws)
+            noops[:, g] = list(drawn) if self._noop_max else 0
+        self._noops = np.maximum(noops, 1)  # FIRE is one of them
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin new games; observations uint8 (num_envs, stack, 84, 84)."""
+        self._wait()
+        if seed is not None:
+            self._seed(seed)
+        self._observations = np.empty(self.observation_space.shape, np.uint8)
+        for begin, end, work in self._shares:
+            self._reset(begin, end, work, self._observations)
+        return self._observations, self._info()
+
+    def send(self, actions: np.ndarray) -> None:
+        """Let the games go on with these actions, integers (num_envs,); returns at once."""
+        assert not self._playing, "send, then recv, then send again"
+        actions = np.ascontiguousarray(actions, np.int64)
+        before, self._observations = self._observations, np.empty_like(self._observations)
+        ends = np.empty((2, self.num_envs), np.bool_)
+        self._results = np.empty(self.num_envs, np.int32), *ends
+        self._playing = [
+            self._pool.submit(self._play, *share, actions, before, self._observations)
+            for share in self._shares
+        ]
+
+    def recv(
+        self,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Wait for all games.
+
+        Returns:
+            Observations uint8 (num_envs, stack, 84, 84), rewards int32 (num_envs,), terminated and
+            truncated, both bool (num_envs,), and info; all of them new arrays.
+        """
+        last = self._wait()
+        rewards, terminated, truncated = self._results
+        info = self._info()
+        if last:
+            info["final_obs"] = self._observations.copy()
+            for g, observation in last.items():
+                info["final_obs"][g] = observation
+        if self._clips:
+            np.sign(rewards, out=rewards)
+        return self._observations, rewards, terminated, truncated, info
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """``send`` and ``recv``."""
+        self.send(actions)
+        return self.recv()
+
+    @property
+    def ram(self) -> np.ndarray:
+        """The consoles' RAM, uint8 (num_envs, 128)."""
+        return self._state[RAM : RAM + 128, : self.num_envs].T.astype(np.uint8)
+
+    def screen(self, i: int) -> np.ndarray:
+        """The last picture of game ``i``, uint8 (210, 160), as numbers of colours."""
+        picture = np.empty((LINES, WIDTH), np.uint8)
+        draw_game(self._state, i, COLOURS, self._shares[0][2], picture)
+        return picture
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    def _play(
+        self, begin: int, end: int, work: Scratch, actions: np.ndarray, before: np.ndarray,
+        after: np.ndarray,
+    ) -> dict[int, np.ndarray]:  # fmt: skip
+        """What a thread does: a step of its games, and new ones for those that ended."""
+        rewards, over, cut = self._results
+        changes = step_games(
+            self._state, begin, end, GREYS, work, actions, self._settings, before, after,
+            rewards, over, cut,
+        )  # fmt: skip
+        if changes > LOG_SIZE:
+            raise EmulatorError(f"a picture changed {changes} times, more than {LOG_SIZE} are kept")
+        ended = [int(g) for g in begin + np.flatnonzero(over[begin:end] | cut[begin:end])]
+        last = {g: after[g].copy() for g in ended}
+        for g in ended:
+            self._reset(g, g + 1, work, after)
+        return last
+
+    def _reset(self, begin: int, end: int, work: Scratch, observations: np.ndarray) -> None:
+        if self._state[NOOPS_DRAWN, begin:end].max() == len(self._noops):
+            self._draw_noops(2 * len(self._noops))
+        args = self._beginning, self._noops, GREYS, work, observations
+        reset_games(self._state, begin, end, *args)
+
+    def _wait(self) -> dict[int, np.ndarray]:
+        """Until the threads are done; the last observations of games that ended."""
+        last: dict[int, np.ndarray] = {}
+        for share in self._playing:
+            last |= share.result()
+        self._playing = []
+        return last
+
+    def _info(self) -> dict[str, Any]:
+        return {"episode_frame_number": self._state[FRAMES, : self.num_envs].copy()}
+
+
+def _uniform(random: np.random.RandomState, below: int, count: int) -> Iterator[int]:
+    """Numbers from 0 to ``below`` - 1, as C++'s standard library draws them from a Mersenne twister.
+
+    Source: Lemire, arXiv:1805.10941.
+    """
+    for _ in range(count):
+        product = below * int(random.randint(2**32, dtype=np.uint32))
+        while product % 2**32 < 2**32 % below:
+            product = below * int(random.randint(2**32, dtype=np.uint32))
+        yield product >> 32
