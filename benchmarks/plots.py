@@ -48,6 +48,16 @@ class Band(NamedTuple):
     style: str = "-"
 
 
+class Share(NamedTuple):
+    """Repeated runs of one thing: when each of them that got there got there."""
+
+    label: str
+    values: Sequence[float]
+    runs: int  # also those that did not get there
+    colour: str
+    style: str = "-"
+
+
 def rung_colour(script: str) -> str:
     """The colour of a rung, the same in every figure."""
     names = list(find_rungs())
@@ -154,6 +164,31 @@ def band_figure(
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def share_figure(
+    path: Path, title: str, panels: Mapping[str, Sequence[Share]], machine: str
+) -> None:
+    """The share of runs that got there by x, as steps; a panel for each label of an x axis."""
+    figure, (first, *others) = plt.subplots(
+        1, len(panels), figsize=(4.5 * len(panels), 4.0), layout="constrained", sharey=True
+    )
+    figure.suptitle(f"{title}\n", fontsize=12)
+    figure.text(0.5, 0.905, machine, fontsize=7, color="dimgrey", ha="center")
+    for axes, (x_label, shares) in zip((first, *others), panels.items(), strict=True):
+        end = max((max(share.values) for share in shares if share.values), default=1.0) * 1.1
+        for share in shares:
+            x = [0.0, *sorted(share.values), end]
+            y = [100 * n / share.runs for n in (*range(len(share.values) + 1), len(share.values))]
+            axes.step(x, y, share.style, where="post", color=share.colour, label=share.label)
+        axes.set_xlim(0, end)
+        axes.set_ylim(-3, 103)
+        axes.set_xlabel(x_label)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    first.set_ylabel("runs that solved Pong (%)")
+    first.legend(fontsize=8, loc="upper left")
     _save(figure, path)
 
 

@@ -54,6 +54,8 @@ def write_run(
     for number, (seconds, frames, avg_reward) in enumerate(episodes, start=1):
         writer.add_scalar("episodes/avg_reward", avg_reward, number)
         writer.add_scalar("episodes/frames", frames, number)
+        writer.add_scalar("episodes/reward", avg_reward, number)
+        writer.add_scalar("episodes/steps", 1_000, number)
         writer.add_scalar("episodes/time_passed", seconds, number)
     for number, reward in enumerate(evaluation, start=1):
         writer.add_scalar("evaluation/reward", reward, number)
