@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +34,9 @@ from benchmarks.report import (
     spread,
     write_table,
 )
+
+if TYPE_CHECKING:
+    from benchmarks import plots
 
 HEADER = [
     "rung",
@@ -223,10 +227,18 @@ def group(records: Sequence[Record]) -> list[Group]:
 
 
 def _variant(members: list[Record], groups: list[list[Record]]) -> str:
+    """The settings that not all groups of a rung share, without those that most of them do."""
     mine = members[0].settings
     others = [other[0].settings for other in groups if other[0].script == members[0].script]
-    names = sorted({name for other in others for name in other if other[name] != mine.get(name)})
-    return ", ".join(f"{name} {_shown(mine[name])}" for name in names if name in mine)
+    told = []
+    for name in sorted(
+        {name for other in others for name in other if other[name] != mine.get(name)}
+    ):
+        (usual, times), *rest = Counter(other.get(name) for other in others).most_common()
+        unusual = mine.get(name) != usual or any(count == times for _, count in rest)
+        if name in mine and unusual:
+            told.append(f"{name} {_shown(mine[name])}")
+    return ", ".join(told)
 
 
 def _shown(value: Setting) -> str:
@@ -288,12 +300,7 @@ def figures(out: Path, suffix: str, groups: Sequence[Group], machine: dict[str, 
 
     def bands(x: Callable[[Record], np.ndarray]) -> list[plots.Band]:
         return [
-            plots.Band(
-                entry.label,
-                [plots.Curve(x(r), r.curves.avg_reward, r.solved) for r in entry.records],
-                plots.rung_colour(entry.script),
-                style,
-            )
+            reward_band(entry, plots.rung_colour(entry.script), style, x)
             for entry, style in zip(groups, styles, strict=True)
         ]
 
@@ -324,6 +331,16 @@ def figures(out: Path, suffix: str, groups: Sequence[Group], machine: dict[str, 
         [plots.Bar(g.label, g.fps, plots.rung_colour(g.script)) for g in groups],
         corner,
     )
+
+
+def reward_band(
+    entry: Group, colour: str, style: str, x: Callable[[Record], np.ndarray]
+) -> "plots.Band":
+    """The smoothed reward of a setting's runs, over what x makes of each of them."""
+    from benchmarks import plots
+
+    curves = [plots.Curve(x(r), r.curves.avg_reward, r.solved) for r in entry.records]
+    return plots.Band(entry.label, curves, colour, style)
 
 
 def solved_figure(path: Path, groups: Sequence[Group], machine: dict[str, Setting]) -> None:

@@ -191,6 +191,18 @@ def test_other_settings_are_another_line(tmp_path: Path) -> None:
     assert table["03_parallel (steps 2)"]["change in FPS"] == "+100 %"
 
 
+def test_labels_name_what_is_unusual(tmp_path: Path) -> None:
+    for number, settings in enumerate([{}, {"stack": 4}, {"gamma": 0.97}]):
+        known = {"stack": 2, "gamma": 0.99} | settings
+        solved_run(tmp_path, "07_speedrun", number, 10, 100, **known)
+    main(["table", str(tmp_path)])
+    assert list(table_of(tmp_path)) == [
+        "07_speedrun",
+        "07_speedrun (stack 4)",
+        "07_speedrun (gamma 0.97)",
+    ]
+
+
 def test_every_machine_has_its_own_table(tmp_path: Path) -> None:
     gpu = MACHINE | {"device": "cuda", "gpu": "Voodoo 2"}
     solved_run(tmp_path, "01_baseline", 0, 100, 40)

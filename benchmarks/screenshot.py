@@ -1,0 +1,130 @@
+"""Take pictures of TensorBoard as it shows the runs below a folder.
+
+Writes tensorboard-scalars.png (the curves that matter, by relative time) and
+tensorboard-hparams.png (the runs with their outcome). That takes a browser, and a library that
+clicks in it:
+
+    apt-get install chromium
+    .venv/bin/pip install -r requirements-screenshot.txt
+    .venv/bin/python -m benchmarks screenshot results/mine/runs --out results/mine
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from benchmarks import Failed, UserError
+from benchmarks.arguments import add_out
+from benchmarks.report import output_folder
+
+CARDS = r"^(episodes/(avg_reward|reward|steps)|train/avg_fps)$"
+SMOOTHING = 0.8  # of the curves that jump from game to game; pale behind them as they are
+# Columns of the HPARAMS tab; those that the runs do not have are left out.
+COLUMNS = ("rung", "script", "seed")
+METRICS = ("frames", "minutes", "seconds", "fps", "avg_reward", "solved")
+SIZE = {"width": 1400, "height": 860}  # pixels
+WIDE = {"width": 1750, "height": 700}  # so that all columns are seen
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+QUIET = ["gpu", "quic", "background-networking", "component-update", "sync"]
+START_SECONDS = 120.0
+PATIENCE_MS = 60_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this subcommand."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the runs are")
+    parser.add_argument("--browser", metavar="PATH", help="Chromium or Chrome (default: found)")
+    add_out(parser, "runs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start TensorBoard, and take the pictures."""
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        raise UserError("no playwright: pip install -r requirements-screenshot.txt") from None
+    browser = args.browser or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise UserError("no Chromium or Chrome was found: --browser says where it is")
+    if not args.folder.is_dir():
+        raise UserError(f"{args.folder} is not a folder")
+    out = output_folder(args.out)
+    with tensorboard(args.folder) as address, sync_playwright() as playwright:
+        try:
+            take(playwright.chromium, browser, address, out)
+        except Error as error:
+            raise Failed(f"TensorBoard in {browser}: {error.message.splitlines()[0]}") from None
+    print(f"written to {out}")
+    return 0
+
+
+def take(chromium: Any, path: str, address: str, out: Path) -> None:
+    """Open the browser, click, and take the pictures."""
+    quiet = [f"--disable-{feature}" for feature in QUIET]
+    browser = chromium.launch(executable_path=path, chromium_sandbox=False, args=quiet)
+    page = browser.new_page(viewport=SIZE)
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(f"{address}?tagFilter={quote(CARDS)}&smoothing={SMOOTHING}#timeseries")
+    by_relative_time(page)
+    picture(page, out / "tensorboard-scalars.png")
+    page.goto(f"{address}#hparams")
+    page.reload()
+    page.set_viewport_size(WIDE)
+    choose_columns(page)
+    picture(page, out / "tensorboard-hparams.png")
+    browser.close()
+
+
+@contextmanager
+def tensorboard(folder: Path) -> Iterator[str]:
+    """A TensorBoard that shows the folder; gives its address."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder)]
+    command += ["--host", "127.0.0.1", "--port", "0", "--load_fast", "false"]
+    with tempfile.NamedTemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not (found := re.search(r"http://127\.0\.0\.1:\d+/", Path(log.name).read_text())):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise Failed("TensorBoard did not start: python -m tensorboard.main says why")
+                time.sleep(0.1)
+            yield found[0]
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def by_relative_time(page: Any) -> None:
+    """Set the time series as one wants to see them: by time, and four curves at a glance."""
+    page.locator("card-view").first.wait_for()
+    page.get_by_label("Enable step selection and data table").uncheck()
+    page.locator(".x-axis-type mat-select").click()
+    page.get_by_role("option", name="Relative").click()
+
+
+def choose_columns(page: Any) -> None:
+    """Let the table of runs show the columns that matter, and no others."""
+    page.locator(".hparam-checkbox").first.wait_for()
+    for kind, wanted in (("hparam", COLUMNS), ("metric", METRICS)):
+        for box in page.locator(f".{kind}-checkbox").all():
+            name = box.inner_text().strip().removeprefix("outcome/")
+            if (box.get_attribute("aria-checked") == "true") != (name in wanted):
+                box.click()
+    page.locator(".hparam-checkbox").first.scroll_into_view_if_needed()
+
+
+def picture(page: Any, path: Path) -> None:
+    """Take a picture once nothing is loading any more."""
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(3_000)  # curves are drawn after their data came
+    page.mouse.move(0, 0)
+    page.screenshot(path=path)
