@@ -18,6 +18,7 @@ from benchmarks import UserError
 FILE = "calibration.json"
 SECONDS = 2.0  # of each of the three measurements
 BATCH_SIZE = 32
+FIGURES = ("updates", "updates_one_core", "emulated_frames")  # of Speed
 EMULATED_AT_A_TIME = 500  # frames between two looks at the clock
 
 
@@ -38,6 +39,13 @@ class Calibration:
     before: Speed
     after: Speed | None = None  # None: the run, or what ran it, was killed
     commit: str = ""  # of the code, "-dirty" if it was changed since; "": not told
+
+    def change(self) -> float:
+        """How many times as large the larger of before and after is, at most; 1 without after."""
+        if self.after is None:
+            return 1.0
+        pairs = [(getattr(self.before, name), getattr(self.after, name)) for name in FIGURES]
+        return max(max(pair) / min(pair) for pair in pairs)
 
     def mean(self, figure: str) -> float:
         """A figure of ``Speed``, the mean of before and after."""

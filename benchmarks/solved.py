@@ -178,7 +178,7 @@ def write(
     reference = reference_of(records)
     rows = [row(label, runs, reference) for label, runs in groups]
     title = "The way to 17: frames and minutes"
-    notes = [*notes, *NOTES, *_missing(reference), _commits(records)]
+    notes = [*notes, *NOTES, *_missing(reference), *_drift(records), _commits(records)]
     write_table(path_without_suffix, title, HEADER, rows, notes)
     print(markdown(title, HEADER, rows, notes))
 
@@ -201,6 +201,13 @@ def _missing(reference: Reference) -> list[str]:
     if any(run.calibration for run in reference.runs):
         return []
     return ["Minutes are not scaled: no calibrated run of 01 is here (`ladder --beside-01`)."]
+
+
+def _drift(records: Sequence[Record]) -> list[str]:
+    changes = [record.calibration.change() for record in records if record.calibration]
+    if not changes:
+        return []
+    return [f"From before to after a run the calibration changed {max(changes):.2f} times at most."]
 
 
 def _commits(records: Sequence[Record]) -> str:

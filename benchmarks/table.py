@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks import UserError, solved
+from benchmarks.calibration import FIGURES
 from benchmarks.published import BASELINE, RUNGS
 from benchmarks.records import Record, Setting, read_records
 from benchmarks.report import (
@@ -55,8 +56,7 @@ HEADER = [
 ]
 RUNS_HEADER = ["script", "seed", "fps", "minutes", "frames", "avg_reward", "solved", "finished"]
 RUNS_HEADER += ["evaluation", "evaluation_sd", "scaled_minutes", "fps_to_01"]
-SPEEDS = ("updates", "updates_one_core", "emulated_frames")
-RUNS_HEADER += [f"{name}_{when}" for name in SPEEDS for when in ("before", "after")]
+RUNS_HEADER += [f"{name}_{when}" for name in FIGURES for when in ("before", "after")]
 RUNS_HEADER += ["commit", "machine", "folder"]
 NOTES = [
     "FPS: agent steps per second of wall clock while training, filling of the replay buffer "
@@ -153,20 +153,20 @@ def run(args: argparse.Namespace) -> int:
     for number, (machine, members) in enumerate(machines, start=1):
         suffix = "" if number == 1 else f"-{number}"
         groups = group(members)
-        notes = describe(machine, groups)
+        about = describe(machine, groups)
         if len(machines) > 1:
-            notes.append(f"Machine {number} of {len(machines)}; each has a table of its own.")
+            about.append(f"Machine {number} of {len(machines)}; each has a table of its own.")
         if left_out:
-            notes.append(f"Left out: {left_out} unfinished runs that were run again since.")
+            about.append(f"Left out: {left_out} unfinished runs that were run again since.")
         rows = [row(entry, baseline_of(entry, groups)) for entry in groups]
         title = "The ladder: FPS and time to solve"
-        write_table(out / f"table{suffix}", title, HEADER, rows, notes)
-        print(markdown(title, HEADER, rows, notes))
+        write_table(out / f"table{suffix}", title, HEADER, rows, [*about, *NOTES])
+        print(markdown(title, HEADER, rows, [*about, *NOTES]))
         figures(out, suffix, groups, machine)
         whole_way = [entry for entry in groups if solved.went_the_whole_way(entry.records)]
         if whole_way:
             labelled = [(entry.label, entry.records) for entry in whole_way]
-            solved.write(out / f"solved{suffix}", labelled, members, notes[:2])
+            solved.write(out / f"solved{suffix}", labelled, members, about)
             solved_figure(out / f"solved{suffix}.png", whole_way, machine)
     write_runs(out / "runs.csv", machines)
     print(f"written to {out}")
@@ -276,7 +276,7 @@ def row(entry: Group, baseline: Group | None) -> list[str]:
 
 
 def describe(machine: dict[str, Setting], groups: Sequence[Group]) -> list[str]:
-    """The notes above a table."""
+    """What to know about the machine and the runs, above a table."""
     bars = sorted({record.bar for entry in groups for record in entry.records})
     seeds = [record.seed for entry in groups for record in entry.records]
     runs = Counter(record.finished for entry in groups for record in entry.records)
@@ -285,7 +285,6 @@ def describe(machine: dict[str, Setting], groups: Sequence[Group]) -> list[str]:
         f"Machine: {join_machine(machine) or 'not told by the runs'}",
         f"Runs: {runs.total()}{unfinished}; {seeds_of(seeds)}; solved: avg_reward reached "
         + " or ".join(f"{bar:g}" for bar in bars),
-        *NOTES,
     ]
 
 
@@ -399,7 +398,7 @@ def write_runs(path: Path, machines: Sequence[tuple[dict[str, Setting], list[Rec
                 games = [statistics.mean(r.evaluation), statistics.pstdev(r.evaluation)]
             scaled = [None if scale is None else r.minutes * scale, reference.ratio(r)]
             around = [r.calibration.before, r.calibration.after] if r.calibration else [None] * 2
-            speeds = [getattr(speed, name, None) for name in SPEEDS for speed in around]
+            speeds = [getattr(speed, name, None) for name in FIGURES for speed in around]
             numbers = [_number(value) for value in (*games, *scaled, *speeds)]
             place = [r.calibration.commit if r.calibration else ""]
             place += [join_machine(r.machine), r.folder.name]

@@ -154,6 +154,8 @@ def test_calibrations_are_kept_with_the_run(tmp_path: Path) -> None:
         calibration.write(tmp_path, kept)
         assert calibration.read(tmp_path) == kept
     assert whole.mean("updates") == 3.0
+    assert whole.change() == 3.0  # of the updates; the others changed less
+    assert Calibration(speed(1, 2, 3)).change() == 1.0
     (file,) = tmp_path.iterdir()
     file.write_text(file.read_text()[:30])
     with pytest.raises(UserError, match=r"calibration\.json is no calibration"):
