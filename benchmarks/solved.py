@@ -16,7 +16,7 @@ from benchmarks.published import BASELINE
 from benchmarks.records import Record
 from benchmarks.report import markdown, write_table
 from benchmarks.robust import CONFIDENCE, RESAMPLES, bootstrap_interval, interquartile_mean
-from benchmarks.runner import SOLVE_FRAMES
+from benchmarks.runner import HELD_OUT_SEEDS, SOLVE_FRAMES
 
 REFERENCE_FPS = 70.0  # of 01, on the machine that minutes are scaled to
 HOUR = 3_600.0  # seconds
@@ -120,7 +120,7 @@ def minutes_to_solve(record: Record) -> float:
 
 def row(script: str, records: Sequence[Record], reference: Reference) -> list[str]:
     """A line of the table: runs of one setting."""
-    seeds = ", ".join(str(seed) for seed in sorted(record.seed for record in records))
+    seeds = [record.seed for record in records]
     solved = [record.solved for record in records]
     unfinished = sum(not record.finished for record in records)
     frames = [frames_to_solve(record) for record in records]
@@ -132,13 +132,24 @@ def row(script: str, records: Sequence[Record], reference: Reference) -> list[st
     ratios = [ratio for record in records if (ratio := reference.ratio(record)) is not None]
     return [
         script,
-        seeds,
+        in_rows(seeds) + (" (held out)" if set(seeds) <= set(HELD_OUT_SEEDS) else ""),
         f"{sum(solved)} of {len(solved)}" + (f", {unfinished} unfinished" if unfinished else ""),
         *figures(frames, solved, "{:,.0f}"),
         *figures(minutes, solved, "{:,.1f}"),
         *figures(scaled, solved, "{:,.1f}"),
         f"{median(ratios):.1f}" if ratios else "",
     ]
+
+
+def in_rows(seeds: Sequence[int]) -> str:
+    """Seeds in order, as `ladder --seeds` reads them: ``0-2, 7``."""
+    rows: list[list[int]] = []
+    for seed in sorted(seeds):
+        if rows and seed == rows[-1][-1] + 1:
+            rows[-1].append(seed)
+        else:
+            rows.append([seed])
+    return ", ".join(f"{row[0]}-{row[-1]}" if len(row) > 1 else f"{row[0]}" for row in rows)
 
 
 def figures(values: Sequence[float], solved: Sequence[bool], form: str) -> list[str]:

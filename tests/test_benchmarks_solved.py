@@ -70,13 +70,22 @@ def test_each_stratum_is_resampled_by_itself() -> None:
 def test_ten_solved_runs() -> None:
     runs = [record(seed=n, frames=100_000 * n, minutes=float(n)) for n in range(1, 11)]
     line = cells(runs)
-    assert line["seeds"] == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
+    assert line["seeds"] == "1-10"
     assert line["solved"] == "10 of 10"
     assert line["frames: median"] == "550,000"
     assert line["frames: worst"] == "1,000,000"
     assert line["frames: IQM (95 %)"].startswith("550,000 (")
     assert line["minutes: worst"] == "10.0"
     assert ">" not in "".join(line.values())
+
+
+def test_seeds_say_whether_they_were_held_out() -> None:
+    def seeds(*numbers: int) -> str:
+        return cells([record(seed=number) for number in numbers])["seeds"]
+
+    assert seeds(7, 0, 2, 1, 7) == "0-2, 7, 7"  # what was run twice is seen
+    assert seeds(*range(1_000, 1_010)) == "1000-1009 (held out)"
+    assert seeds(5, 1_000) == "5, 1000"
 
 
 def test_runs_that_did_not_solve_it_count_as_the_limit() -> None:
