@@ -20,11 +20,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 from benchmarks import Failed, UserError
 from benchmarks.arguments import add_out
 from benchmarks.report import output_folder
+from lib.run import EVENT_FILES
 
 CARDS = r"^(episodes/(avg_reward|reward|steps)|train/avg_fps)$"
 SMOOTHING = 0.8  # of the curves that jump from game to game; pale behind them as they are
@@ -32,7 +33,8 @@ SMOOTHING = 0.8  # of the curves that jump from game to game; pale behind them a
 COLUMNS = ("rung", "script", "seed")
 METRICS = ("frames", "minutes", "seconds", "fps", "avg_reward", "solved")
 SIZE = {"width": 1400, "height": 860}  # pixels
-WIDE = {"width": 1750, "height": 700}  # so that all columns are seen
+WIDTH, HEAD, LINE = 1_750, 260, 36  # of the table of runs, so that all of it is seen
+MOST_LINES = 40
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 QUIET = ["gpu", "quic", "background-networking", "component-update", "sync"]
 START_SECONDS = 120.0
@@ -42,6 +44,12 @@ PATIENCE_MS = 60_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the runs are")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="REGEX",
+        help="curves of runs whose names match (default: all)",
+    )
     parser.add_argument("--browser", metavar="PATH", help="Chromium or Chrome (default: found)")
     add_out(parser, "runs")
 
@@ -55,33 +63,30 @@ def run(args: argparse.Namespace) -> int:
     browser = args.browser or next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise UserError("no Chromium or Chrome was found: --browser says where it is")
-    if not args.folder.is_dir():
-        raise UserError(f"{args.folder} is not a folder")
+    runs = {file.parent for file in args.folder.rglob(EVENT_FILES)}
+    if not runs:
+        raise UserError(f"no run below {args.folder}: there are no TensorBoard events")
     out = output_folder(args.out)
+    lines = min(len(runs), MOST_LINES)
     with tensorboard(args.folder) as address, sync_playwright() as playwright:
         try:
-            take(playwright.chromium, browser, address, out)
+            program = playwright.chromium.launch(
+                executable_path=browser,
+                chromium_sandbox=False,
+                args=[f"--disable-{feature}" for feature in QUIET],
+            )
+            page = program.new_page(viewport=SIZE)
+            page.set_default_timeout(PATIENCE_MS)
+            curves(page, address, args.only)
+            picture(page, out / "tensorboard-scalars.png")
+            page.set_viewport_size({"width": WIDTH, "height": HEAD + LINE * lines})
+            table_of_runs(page, address)
+            picture(page, out / "tensorboard-hparams.png")
+            program.close()
         except Error as error:
             raise Failed(f"TensorBoard in {browser}: {error.message.splitlines()[0]}") from None
     print(f"written to {out}")
     return 0
-
-
-def take(chromium: Any, path: str, address: str, out: Path) -> None:
-    """Open the browser, click, and take the pictures."""
-    quiet = [f"--disable-{feature}" for feature in QUIET]
-    browser = chromium.launch(executable_path=path, chromium_sandbox=False, args=quiet)
-    page = browser.new_page(viewport=SIZE)
-    page.set_default_timeout(PATIENCE_MS)
-    page.goto(f"{address}?tagFilter={quote(CARDS)}&smoothing={SMOOTHING}#timeseries")
-    by_relative_time(page)
-    picture(page, out / "tensorboard-scalars.png")
-    page.goto(f"{address}#hparams")
-    page.reload()
-    page.set_viewport_size(WIDE)
-    choose_columns(page)
-    picture(page, out / "tensorboard-hparams.png")
-    browser.close()
 
 
 @contextmanager
@@ -103,16 +108,20 @@ def tensorboard(folder: Path) -> Iterator[str]:
             process.wait()
 
 
-def by_relative_time(page: Any) -> None:
-    """Set the time series as one wants to see them: by time, and four curves at a glance."""
+def curves(page: Any, address: str, runs: str) -> None:
+    """Open the time series as one wants to see them: by time, and four curves at a glance."""
+    query = {"tagFilter": CARDS, "runFilter": runs, "smoothing": SMOOTHING}
+    page.goto(f"{address}?{urlencode(query)}#timeseries")
     page.locator("card-view").first.wait_for()
     page.get_by_label("Enable step selection and data table").uncheck()
     page.locator(".x-axis-type mat-select").click()
     page.get_by_role("option", name="Relative").click()
 
 
-def choose_columns(page: Any) -> None:
-    """Let the table of runs show the columns that matter, and no others."""
+def table_of_runs(page: Any, address: str) -> None:
+    """Open the HPARAMS tab, and let it show the columns that matter and no others."""
+    page.goto(f"{address}#hparams")
+    page.reload()
     page.locator(".hparam-checkbox").first.wait_for()
     for kind, wanted in (("hparam", COLUMNS), ("metric", METRICS)):
         for box in page.locator(f".{kind}-checkbox").all():
