@@ -20,10 +20,12 @@ from benchmarks import Failed, UserError
 COMMANDS = {
     "ladder": "run the rungs, one after another, for their FPS or until they solve Pong",
     "table": "write the table and the figures of runs, from their TensorBoard events",
+    "compare": "put runs side by side, any rungs from any folders: one table, one figure",
     "sweep": "run one experiment that changes a single setting, with its table and figure",
     "techniques": "measure each optimisation by itself on the same network and data",
     "breakdown": "show where one iteration of a rung goes, and what bounds it",
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
+    "screenshot": "take pictures of TensorBoard as it shows runs",
 }
 
 

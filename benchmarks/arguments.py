@@ -1,6 +1,7 @@
 """Flags that subcommands have in common."""
 
 import argparse
+import math
 from pathlib import Path
 
 
@@ -10,6 +11,26 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return value
+
+
+def seconds(text: str) -> float:
+    """A number of seconds from 0 on, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def seeds(text: str) -> list[int]:
+    """A seed, or some in a row as 0-9, for argparse."""
+    first, dash, last = text.partition("-")
+    ends = (first, last) if dash else (first, first)
+    if not all(end.isdecimal() for end in ends) or int(ends[0]) > int(ends[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a seed, nor some of them as 0-9")
+    return list(range(int(ends[0]), int(ends[1]) + 1))
 
 
 def add_counts(parser: argparse.ArgumentParser, flags: dict[str, tuple[int, str]]) -> None:

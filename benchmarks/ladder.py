@@ -4,9 +4,20 @@ Every seed runs through all rungs before the next one does, so a machine that ge
 faster meanwhile does not favour a rung. What is complete in --run-dir is not run again: start
 the same command once more after an interruption. Flags after -- go to every rung.
 
-    python -m benchmarks ladder --frames 10000 --seeds 3      compare FPS
+    python -m benchmarks ladder --frames 10000 --seeds 0-2    compare FPS
     python -m benchmarks ladder --solve --cuda                the whole way
     python -m benchmarks ladder --rungs 01 03 -- --amp        some rungs, another setting
+
+What is published comes from held-out seeds; a short run of 01 with every seed says what the
+machine was worth in that hour:
+
+    python -m benchmarks ladder --rungs 07 --solve --held-out --beside-01
+
+To choose a setting, many short runs to the take-off say more than a few long ones:
+
+    python -m benchmarks ladder --rungs 07 --solve --max-frames 400000 --seeds 0-9
+    python -m benchmarks ladder --rungs 07 --solve --max-frames 400000 --seeds 0-9 -- --gamma 0.99
+    python -m benchmarks compare runs/ladder                  reward by 100,000 frames
 
 The table and the figures: python -m benchmarks table RUN_DIR
 """
@@ -15,7 +26,17 @@ import argparse
 from pathlib import Path
 
 from benchmarks import UserError
-from benchmarks.runner import Job, add_run_arguments, common_flags, find_rungs, run_suite
+from benchmarks.published import BASELINE
+from benchmarks.runner import (
+    Job,
+    add_run_arguments,
+    chosen_seeds,
+    common_flags,
+    find_rungs,
+    run_suite,
+)
+
+BESIDE_FRAMES = 4_000  # a minute on a machine on which 01 runs at 70 FPS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NN",
         help="which: beginnings of their names, as 01 or 04_new_wrappers_p (default: all)",
     )
+    parser.add_argument(
+        "--beside-01",
+        action="store_true",
+        help=f"with every seed, first run 01 for its FPS ({BESIDE_FRAMES} frames, without the "
+        "flags after --): table holds the other FPS of that hour against it, and scales minutes",
+    )
     add_run_arguments(parser, run_dir="runs/ladder")
 
 
@@ -33,10 +60,20 @@ def run(args: argparse.Namespace) -> int:
     """Run the chosen rungs."""
     flags = common_flags(args) + args.rung_flags
     scripts = choose(args.rungs)
-    jobs = [Job(script, seed, flags) for seed in range(args.seeds) for script in scripts]
-    failures = run_suite(jobs, args.run_dir)
+    jobs: list[Job] = []
+    for seed in chosen_seeds(args):
+        if args.beside_01:
+            jobs.append(Job(find_rungs()[BASELINE], seed, flags_beside(args)))
+        jobs += [Job(script, seed, flags) for script in scripts]
+    failures = run_suite(jobs, args.run_dir, args.calibration)
     print(f"the table and the figures: python -m benchmarks table {args.run_dir}")
     return 1 if failures else 0
+
+
+def flags_beside(args: argparse.Namespace) -> list[str]:
+    """The flags of a run of 01 that is there for its FPS alone."""
+    length = {"solve": False, "max_frames": None, "frames": BESIDE_FRAMES, "replay_initial": None}
+    return common_flags(argparse.Namespace(**vars(args) | length))
 
 
 def choose(beginnings: list[str] | None) -> list[Path]:

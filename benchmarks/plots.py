@@ -48,11 +48,26 @@ class Band(NamedTuple):
     style: str = "-"
 
 
+class Share(NamedTuple):
+    """Repeated runs of one thing: when each of them that got there got there."""
+
+    label: str
+    values: Sequence[float]
+    runs: int  # also those that did not get there
+    colour: str
+    style: str = "-"
+
+
 def rung_colour(script: str) -> str:
     """The colour of a rung, the same in every figure."""
     names = list(find_rungs())
     known = script in names
     return PALETTE[(names.index(script) if known else zlib.crc32(script.encode())) % len(PALETTE)]
+
+
+def line_look(number: int) -> tuple[str, str]:
+    """Colour and style of the lines of one thing among many: 40 of them differ."""
+    return PALETTE[number % len(PALETTE)], STYLES[number // len(PALETTE) % len(STYLES)]
 
 
 def bar_figure(
@@ -137,23 +152,47 @@ def band_figure(
 ) -> None:
     """Curves over a common x axis; ``bounds`` are drawn as horizontal lines."""
     figure, axes = _figure(title, machine, height=5.0)
-    drawn = [band for band in bands if any(len(curve.x) for curve in band.curves)]
-    for band in drawn:
-        x, low, middle, high = common_grid(band.curves)
-        # A single episode is a point: only a marker shows it.
-        marker = "o" if len(x) == 1 else ""
-        axes.plot(x, middle, band.style, marker=marker, color=band.colour, label=band.label)
-        axes.fill_between(x, low, high, color=band.colour, alpha=0.2, linewidth=0)
-    for bound in bounds:
-        axes.axhline(bound, color="grey", linestyle="--", linewidth=1, label=f"solved: {bound:g}")
-    if drawn:
+    _draw_bands(axes, bands, bounds)
+    if any(len(curve.x) for band in bands for curve in band.curves):
         axes.legend(fontsize=8)
-    else:
-        axes.text(0.5, 0.5, "no game was finished yet", ha="center", transform=axes.transAxes)
-    axes.set_xlim(left=0)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def panels_figure(
+    path: Path,
+    title: str,
+    y_label: str,
+    panels: Mapping[str, Sequence[Band]],
+    bounds: Sequence[float],
+    machine: str,
+) -> None:
+    """As ``band_figure``, with a panel for each label of an x axis."""
+    figure, columns = _panels(title, machine, list(panels))
+    for axes, bands in zip(columns, panels.values(), strict=True):
+        _draw_bands(axes, bands, bounds)
+    columns[0].set_ylabel(y_label)
+    columns[-1].legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize=8)
+    _save(figure, path)
+
+
+def share_figure(
+    path: Path, title: str, panels: Mapping[str, Sequence[Share]], machine: str
+) -> None:
+    """The share of runs that got there by x, as steps; a panel for each label of an x axis."""
+    figure, columns = _panels(title, machine, list(panels))
+    for axes, shares in zip(columns, panels.values(), strict=True):
+        end = max((max(share.values) for share in shares if share.values), default=1.0) * 1.1
+        for share in shares:
+            x = [0.0, *sorted(share.values), end]
+            y = [100 * n / share.runs for n in (*range(len(share.values) + 1), len(share.values))]
+            axes.step(x, y, share.style, where="post", color=share.colour, label=share.label)
+        axes.set_xlim(0, end)
+        axes.set_ylim(-3, 103)
+        axes.grid(alpha=0.3)
+    columns[0].set_ylabel("runs that solved Pong (%)")
+    columns[0].legend(fontsize=8, loc="upper left")
     _save(figure, path)
 
 
@@ -173,6 +212,35 @@ def common_grid(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.nda
     x = np.linspace(begin, end, POINTS) if end > begin else np.array([begin])
     y = np.array([np.interp(x, curve.x, curve.y) for curve in curves])
     return x, y.min(axis=0), np.median(y, axis=0), y.max(axis=0)
+
+
+def _draw_bands(axes: Axes, bands: Sequence[Band], bounds: Sequence[float]) -> None:
+    drawn = [band for band in bands if any(len(curve.x) for curve in band.curves)]
+    for band in drawn:
+        x, low, middle, high = common_grid(band.curves)
+        # A single episode is a point: only a marker shows it.
+        marker = "o" if len(x) == 1 else ""
+        axes.plot(x, middle, band.style, marker=marker, color=band.colour, label=band.label)
+        axes.fill_between(x, low, high, color=band.colour, alpha=0.2, linewidth=0)
+    for bound in bounds:
+        axes.axhline(bound, color="grey", linestyle="--", linewidth=1, label=f"solved: {bound:g}")
+    if not drawn:
+        axes.text(0.5, 0.5, "no game was finished yet", ha="center", transform=axes.transAxes)
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+
+
+def _panels(title: str, machine: str, x_labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    """Axes beside each other that share their y axis."""
+    figure, grid = plt.subplots(
+        1, len(x_labels), figsize=(12.0, 5.0), layout="constrained", sharey=True, squeeze=False
+    )
+    figure.suptitle(title, fontsize=12)
+    grid[0, 0].set_title(machine, fontsize=7, color="dimgrey", loc="left")
+    for axes, x_label in zip(grid[0], x_labels, strict=True):
+        axes.set_xlabel(x_label)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, list(grid[0])
 
 
 def _figure(title: str, machine: str, height: float) -> tuple[Figure, Axes]:

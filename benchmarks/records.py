@@ -10,6 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.metadata import PLUGIN_NAME, SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from benchmarks import calibration
+from benchmarks.calibration import Calibration
 from benchmarks.report import HARDWARE, LIBRARIES
 
 # Settings that say where a run is kept, and how, but not what it does.
@@ -24,6 +26,8 @@ class Curves:
     seconds: np.ndarray  # since the first environment step
     frames: np.ndarray
     avg_reward: np.ndarray
+    reward: np.ndarray  # of the game, unclipped
+    steps: np.ndarray  # frames of the game
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +47,8 @@ class Record:
     evaluation: list[float]  # reward of each game played after it was solved
     solved: bool
     finished: bool  # solved, or the frame limit was reached; an interrupted run is neither
+    started: float  # seconds since 1970
+    calibration: Calibration | None  # None: nothing was measured around the run
 
     @property
     def bar(self) -> float:
@@ -94,6 +100,8 @@ def read_record(folder: Path) -> Record | None:
         evaluation=_scalars(events, "evaluation/").get("reward", ([], []))[1],
         solved=solved,
         finished="frames" in outcome and (solved or 0 < limit <= frames),
+        started=events.FirstEventTimestamp(),
+        calibration=calibration.read(folder),
     )
 
 
@@ -132,7 +140,7 @@ def _scalars(events: EventAccumulator, prefix: str) -> dict[str, tuple[list[int]
 def _curves(events: EventAccumulator) -> Curves:
     """The episodes of which everything was written; of the last one that may be a part."""
     tags = _scalars(events, "episodes/")
-    names = ("time_passed", "frames", "avg_reward")
+    names = ("time_passed", "frames", "avg_reward", "reward", "steps")
     by_step = [dict(zip(*tags.get(name, ([], [])), strict=True)) for name in names]
     steps = sorted(set.intersection(*(set(points) for points in by_step)))
     return Curves(*(np.array([points[step] for step in steps]) for points in by_step))

@@ -17,15 +17,20 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from benchmarks import UserError
-from benchmarks.arguments import positive
+from benchmarks import UserError, calibration
+from benchmarks.arguments import positive, seconds, seeds
+from benchmarks.calibration import Calibration, Speed
 from benchmarks.records import UNIMPORTANT, Record, Setting, read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMES = 10_000
 REPLAY_INITIAL = 2_000
 REPLAY_FLAG = "--replay-initial"
+SOLVE_FRAMES = 2_000_000  # a run that has not solved Pong by then counts as not solved
+TUNING_SEEDS = range(100)
+HELD_OUT_SEEDS = range(1_000, 1_010)  # for what is published, never for choosing settings
 WORST_REWARD = -21  # of a game of Pong
+RUN_FOLDER = re.compile(r"run folder (.+)")
 PROGRESS = re.compile(r"avg_reward\s+(\S+)\s.*\bframes\s+([\d,]+)")
 
 
@@ -47,7 +52,16 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
         "a random action costs no forward pass (default: %(default)s)",
     )
     length.add_argument(
-        "--solve", action="store_true", help="go the whole way instead, until Pong is solved"
+        "--solve",
+        action="store_true",
+        help="go the whole way instead, until Pong is solved or --max-frames are played",
+    )
+    parser.add_argument(
+        "--max-frames",
+        type=positive,
+        metavar="N",
+        help="with --solve: frames after which a run is given up, and counts as not solved "
+        f"(default: {SOLVE_FRAMES})",
     )
     parser.add_argument(
         REPLAY_FLAG,
@@ -56,12 +70,29 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
         help="frames that fill the replay buffer before training begins (default: "
         f"{REPLAY_INITIAL} with --frames, the rung's own with --solve)",
     )
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
         "--seeds",
-        type=positive,
-        default=3,
-        metavar="K",
-        help="runs of each, with seeds 0 to K-1 (default: %(default)s)",
+        type=seeds,
+        nargs="+",
+        default=[[0, 1, 2]],
+        metavar="SEED",
+        help="a run of each with every one of these, as 0 1 2 or 0-9; settings are chosen with "
+        f"seeds below {TUNING_SEEDS.stop} (default: 0 1 2)",
+    )
+    which.add_argument(
+        "--held-out",
+        action="store_true",
+        help=f"seeds {HELD_OUT_SEEDS[0]} to {HELD_OUT_SEEDS[-1]}, which no setting was chosen "
+        "with: run once, when the settings are frozen, and published whatever comes out",
+    )
+    parser.add_argument(
+        "--calibration",
+        type=seconds,
+        default=calibration.SECONDS,
+        metavar="SECONDS",
+        help="before and after every run, measure for three times so long what the machine does "
+        "per second of a fixed piece of work; 0: do not (default: %(default)s)",
     )
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
     parser.add_argument(
@@ -79,7 +110,11 @@ def common_flags(args: argparse.Namespace) -> list[str]:
     """What every run of the suite is started with, besides its seed and the flags after --."""
     initial = args.replay_initial
     flags = ["--run-dir", str(args.run_dir.resolve())]
-    if not args.solve:
+    if args.solve:
+        flags += ["--max-frames", str(args.max_frames or SOLVE_FRAMES)]
+    elif args.max_frames:
+        raise UserError("--max-frames is for --solve; without it, --frames is the length of a run")
+    else:
         initial = initial or REPLAY_INITIAL
         if args.frames <= initial:
             raise UserError(
@@ -92,6 +127,13 @@ def common_flags(args: argparse.Namespace) -> list[str]:
     if args.cuda:
         flags.append("--cuda")
     return flags
+
+
+def chosen_seeds(args: argparse.Namespace) -> list[int]:
+    """The seeds that were asked for, each once, in that order."""
+    if args.held_out:
+        return list(HELD_OUT_SEEDS)
+    return list(dict.fromkeys(seed for some in args.seeds for seed in some))
 
 
 @dataclass(frozen=True)
@@ -133,8 +175,17 @@ class Job:
         )
 
 
-def run_suite(jobs: Sequence[Job], run_dir: Path) -> int:
-    """Run what is not complete yet, in the order given; returns how many runs failed."""
+def run_suite(jobs: Sequence[Job], run_dir: Path, calibration_seconds: float = 0.0) -> int:
+    """Run what is not complete yet, in the order given.
+
+    Args:
+        jobs: the runs that are to be there.
+        run_dir: where they are written.
+        calibration_seconds: of each measurement of the machine before and after a run; 0: none.
+
+    Returns:
+        How many runs failed.
+    """
     records = read_records(run_dir)
     missing = [job for job in jobs if not any(job.done_by(record) for record in records)]
     if len(missing) < len(jobs):
@@ -146,20 +197,38 @@ def run_suite(jobs: Sequence[Job], run_dir: Path) -> int:
         tqdm(total=len(missing), smoothing=0, bar_format=layout, disable=None) as bar,
         _terminable(),
     ):
+        before = _calibrate(bar, calibration_seconds) if missing else None
         for number, job in enumerate(missing):
             bar.set_description_str(str(job))
             last_line, error = "", ""
+            folder = None
+            commit = calibration.commit(ROOT)
             with _Program(job.command) as program:
                 for last_line in program.lines():
                     bar.n = number + _progress(last_line, job.settings or {})
                     bar.set_postfix_str(last_line[:60])
+                    if before and (found := RUN_FOLDER.fullmatch(last_line)):
+                        folder = Path(found[1])
+                        calibration.write(folder, Calibration(before, commit=commit))
                 error = program.problem()
+            after = _calibrate(bar, calibration_seconds)
+            if folder and before:
+                calibration.write(folder, Calibration(before, after, commit))
+            before = after  # nothing happens in between
             bar.n = number + 1
             bar.refresh()
             failures += bool(error)
             tqdm.write(f"[{number + 1}/{len(missing)}] {job}: {error or last_line}")
             sys.stdout.flush()
     return failures
+
+
+def _calibrate(bar: tqdm, seconds: float) -> Speed | None:
+    if not seconds:
+        return None
+    bar.set_description_str("calibration")
+    bar.refresh()
+    return calibration.measure_speed(seconds)
 
 
 class _Program:

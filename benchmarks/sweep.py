@@ -10,7 +10,7 @@ Every seed runs through all cases before the next one does. What is complete in 
 not run again; runs that sweeps have in common are run once. What this machine cannot run is
 listed with the reason. Flags after -- go to every rung.
 
-    python -m benchmarks sweep envs --frames 10000 --seeds 3
+    python -m benchmarks sweep envs --frames 10000 --seeds 0-2
 """
 
 import argparse
@@ -29,7 +29,14 @@ from benchmarks.report import (
     spread,
     write_table,
 )
-from benchmarks.runner import Job, add_run_arguments, common_flags, find_rungs, run_suite
+from benchmarks.runner import (
+    Job,
+    add_run_arguments,
+    chosen_seeds,
+    common_flags,
+    find_rungs,
+    run_suite,
+)
 from benchmarks.table import Group, by_machine
 
 SERIAL, PARALLEL, WRAPPERS = "02_n_envs", "03_parallel", "04_new_wrappers_n_env"
@@ -162,17 +169,18 @@ def run(args: argparse.Namespace) -> int:
     out = output_folder(args.out or args.run_dir)
     scripts = find_rungs()
     cases = SWEEPS[args.sweep](args.cuda)
+    seeds = chosen_seeds(args)
     jobs = {
         case: [
             # Flags after -- come last: there the reader has the last word.
             Job(scripts[case.script], seed, [*flags, *case.flags, *args.rung_flags])
-            for seed in range(args.seeds)
+            for seed in seeds
         ]
         for case in cases
         if not case.not_run
     }
-    suite = [entry[seed] for seed in range(args.seeds) for entry in jobs.values()]
-    failures = run_suite(suite, args.run_dir)
+    suite = [job for of_one_seed in zip(*jobs.values(), strict=True) for job in of_one_seed]
+    failures = run_suite(suite, args.run_dir, args.calibration)
 
     records = read_records(args.run_dir)
     runs = {

@@ -3,7 +3,8 @@
 Takes every run below FOLDER: those of the ladder, those that were started by hand, and those
 that are not finished, which the table says. Each machine gets a table of its own. Files:
 table.md, table.csv, runs.csv (a line per run), reward_over_time.png, reward_over_frames.png
-and fps.png; those of a second machine end in -2.
+and fps.png; those of a second machine end in -2. Runs that went the whole way are also in
+solved.md, solved.csv and solved.png: how many got there, and how soon.
 
     python -m benchmarks table runs/ladder
     python -m benchmarks table results/mine/runs --out results/mine
@@ -16,10 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks import UserError
+from benchmarks import UserError, solved
+from benchmarks.calibration import FIGURES
 from benchmarks.published import BASELINE, RUNGS
 from benchmarks.records import Record, Setting, read_records
 from benchmarks.report import (
@@ -32,6 +35,9 @@ from benchmarks.report import (
     spread,
     write_table,
 )
+
+if TYPE_CHECKING:
+    from benchmarks import plots
 
 HEADER = [
     "rung",
@@ -49,7 +55,9 @@ HEADER = [
     "3rd ed. minutes",
 ]
 RUNS_HEADER = ["script", "seed", "fps", "minutes", "frames", "avg_reward", "solved", "finished"]
-RUNS_HEADER += ["evaluation", "evaluation_sd", "machine", "folder"]
+RUNS_HEADER += ["evaluation", "evaluation_sd", "scaled_minutes", "fps_to_01"]
+RUNS_HEADER += [f"{name}_{when}" for name in FIGURES for when in ("before", "after")]
+RUNS_HEADER += ["commit", "machine", "folder"]
 NOTES = [
     "FPS: agent steps per second of wall clock while training, filling of the replay buffer "
     "not included. Minutes: wall clock from the first environment step.",
@@ -145,17 +153,22 @@ def run(args: argparse.Namespace) -> int:
     for number, (machine, members) in enumerate(machines, start=1):
         suffix = "" if number == 1 else f"-{number}"
         groups = group(members)
-        notes = describe(machine, groups)
+        about = describe(machine, groups)
         if len(machines) > 1:
-            notes.append(f"Machine {number} of {len(machines)}; each has a table of its own.")
+            about.append(f"Machine {number} of {len(machines)}; each has a table of its own.")
         if left_out:
-            notes.append(f"Left out: {left_out} unfinished runs that were run again since.")
+            about.append(f"Left out: {left_out} unfinished runs that were run again since.")
         rows = [row(entry, baseline_of(entry, groups)) for entry in groups]
         title = "The ladder: FPS and time to solve"
-        write_table(out / f"table{suffix}", title, HEADER, rows, notes)
-        print(markdown(title, HEADER, rows, notes))
+        write_table(out / f"table{suffix}", title, HEADER, rows, [*about, *NOTES])
+        print(markdown(title, HEADER, rows, [*about, *NOTES]))
         figures(out, suffix, groups, machine)
-    write_runs(out / "runs.csv", records)
+        whole_way = [entry for entry in groups if solved.went_the_whole_way(entry.records)]
+        if whole_way:
+            labelled = [(entry.label, entry.records) for entry in whole_way]
+            solved.write(out / f"solved{suffix}", labelled, members, about)
+            solved_figure(out / f"solved{suffix}.png", whole_way, machine)
+    write_runs(out / "runs.csv", machines)
     print(f"written to {out}")
     return 0
 
@@ -214,10 +227,18 @@ def group(records: Sequence[Record]) -> list[Group]:
 
 
 def _variant(members: list[Record], groups: list[list[Record]]) -> str:
+    """The settings that not all groups of a rung share, without those that most of them do."""
     mine = members[0].settings
     others = [other[0].settings for other in groups if other[0].script == members[0].script]
-    names = sorted({name for other in others for name in other if other[name] != mine.get(name)})
-    return ", ".join(f"{name} {_shown(mine[name])}" for name in names if name in mine)
+    told = []
+    for name in sorted(
+        {name for other in others for name in other if other[name] != mine.get(name)}
+    ):
+        (usual, times), *rest = Counter(other.get(name) for other in others).most_common()
+        unusual = mine.get(name) != usual or any(count == times for _, count in rest)
+        if name in mine and unusual:
+            told.append(f"{name} {_shown(mine[name])}")
+    return ", ".join(told)
 
 
 def _shown(value: Setting) -> str:
@@ -255,7 +276,7 @@ def row(entry: Group, baseline: Group | None) -> list[str]:
 
 
 def describe(machine: dict[str, Setting], groups: Sequence[Group]) -> list[str]:
-    """The notes above a table."""
+    """What to know about the machine and the runs, above a table."""
     bars = sorted({record.bar for entry in groups for record in entry.records})
     seeds = [record.seed for entry in groups for record in entry.records]
     runs = Counter(record.finished for entry in groups for record in entry.records)
@@ -264,7 +285,6 @@ def describe(machine: dict[str, Setting], groups: Sequence[Group]) -> list[str]:
         f"Machine: {join_machine(machine) or 'not told by the runs'}",
         f"Runs: {runs.total()}{unfinished}; {seeds_of(seeds)}; solved: avg_reward reached "
         + " or ".join(f"{bar:g}" for bar in bars),
-        *NOTES,
     ]
 
 
@@ -273,22 +293,13 @@ def figures(out: Path, suffix: str, groups: Sequence[Group], machine: dict[str, 
     from benchmarks import plots  # late: --help need not wait for matplotlib
 
     records = [record for entry in groups for record in entry.records]
-    corner = f"{short_machine(machine)}; {seeds_of(record.seed for record in records)}"
+    corner = corner_of(groups, machine)
     bounds = sorted({record.bar for record in records})
-    drawn_before: Counter[str] = Counter()
-    styles = []
-    for entry in groups:
-        styles.append(plots.STYLES[drawn_before[entry.script] % len(plots.STYLES)])
-        drawn_before[entry.script] += 1
+    styles = line_styles(groups)
 
     def bands(x: Callable[[Record], np.ndarray]) -> list[plots.Band]:
         return [
-            plots.Band(
-                entry.label,
-                [plots.Curve(x(r), r.curves.avg_reward, r.solved) for r in entry.records],
-                plots.rung_colour(entry.script),
-                style,
-            )
+            reward_band(entry, plots.rung_colour(entry.script), style, x)
             for entry, style in zip(groups, styles, strict=True)
         ]
 
@@ -321,16 +332,78 @@ def figures(out: Path, suffix: str, groups: Sequence[Group], machine: dict[str, 
     )
 
 
-def write_runs(path: Path, records: Sequence[Record]) -> None:
+def reward_band(
+    entry: Group, colour: str, style: str, x: Callable[[Record], np.ndarray]
+) -> "plots.Band":
+    """The smoothed reward of a setting's runs, over what x makes of each of them."""
+    from benchmarks import plots
+
+    curves = [plots.Curve(x(r), r.curves.avg_reward, r.solved) for r in entry.records]
+    return plots.Band(entry.label, curves, colour, style)
+
+
+def solved_figure(path: Path, groups: Sequence[Group], machine: dict[str, Setting]) -> None:
+    """Draw the share of runs that had solved Pong, over frames and over minutes."""
+    from benchmarks import plots
+
+    def shares(x: Callable[[Record], float]) -> list[plots.Share]:
+        return [
+            plots.Share(
+                entry.label,
+                [x(record) for record in entry.records if record.solved],
+                len(entry.records),
+                plots.rung_colour(entry.script),
+                style,
+            )
+            for entry, style in zip(groups, line_styles(groups), strict=True)
+        ]
+
+    panels = {
+        "frames (thousands of agent steps)": shares(lambda record: record.frames / 1_000),
+        "wall clock as measured (minutes)": shares(lambda record: record.minutes),
+    }
+    plots.share_figure(path, "Runs that solved Pong", panels, corner_of(groups, machine))
+
+
+def corner_of(groups: Sequence[Group], machine: dict[str, Setting]) -> str:
+    """The machine and the seeds, for the corner of a figure."""
+    seeds = seeds_of(record.seed for entry in groups for record in entry.records)
+    return f"{short_machine(machine)}; {seeds}"
+
+
+def line_styles(groups: Sequence[Group]) -> list[str]:
+    """Styles of lines that tell the variants of a rung apart, which share its colour."""
+    from benchmarks import plots
+
+    drawn_before: Counter[str] = Counter()
+    styles = []
+    for entry in groups:
+        styles.append(plots.STYLES[drawn_before[entry.script] % len(plots.STYLES)])
+        drawn_before[entry.script] += 1
+    return styles
+
+
+def write_runs(path: Path, machines: Sequence[tuple[dict[str, Setting], list[Record]]]) -> None:
     """Write a line per run, with numbers as they are."""
+    references = [(record, solved.reference_of(runs)) for _, runs in machines for record in runs]
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(RUNS_HEADER)
-        for r in records:
-            reward = "" if r.avg_reward is None else f"{r.avg_reward:.3f}"
-            fps = "" if r.fps is None else f"{r.fps:.3f}"
-            end = [f"{r.minutes:.3f}", r.frames, reward, int(r.solved), int(r.finished)]
-            mean = f"{statistics.mean(r.evaluation):.3f}" if r.evaluation else ""
-            sd = f"{statistics.pstdev(r.evaluation):.3f}" if r.evaluation else ""
-            place = [join_machine(r.machine), r.folder.name]
-            writer.writerow([r.script, r.seed, fps, *end, mean, sd, *place])
+        for r, reference in sorted(references, key=lambda entry: str(entry[0].folder)):
+            scale = reference.scale(r)
+            end = [_number(r.minutes), r.frames, _number(r.avg_reward)]
+            end += [int(r.solved), int(r.finished)]
+            games: list[float | None] = [None] * 2
+            if r.evaluation:
+                games = [statistics.mean(r.evaluation), statistics.pstdev(r.evaluation)]
+            scaled = [None if scale is None else r.minutes * scale, reference.ratio(r)]
+            around = [r.calibration.before, r.calibration.after] if r.calibration else [None] * 2
+            speeds = [getattr(speed, name, None) for name in FIGURES for speed in around]
+            numbers = [_number(value) for value in (*games, *scaled, *speeds)]
+            place = [r.calibration.commit if r.calibration else ""]
+            place += [join_machine(r.machine), r.folder.name]
+            writer.writerow([r.script, r.seed, _number(r.fps), *end, *numbers, *place])
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

@@ -24,7 +24,8 @@ from benchmarks.sweep import SWEEPS
 
 ROOT = Path(__file__).parent.parent
 # Small batches: these tests are about what is run and recorded, not about speed.
-TINY = ["--seeds", "1", "--frames", "320", "--replay-initial", "200"]
+TINY = ["--seeds", "0", "--frames", "320", "--replay-initial", "200"]
+CALIBRATED = ["--calibration", "0.01"]
 CHEAP = ["--", "--batch-size", "2"]
 DEADLINE_SECONDS = 120
 
@@ -45,7 +46,8 @@ def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
 def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of two fresh runs."""
     folder = tmp_path_factory.mktemp("ladder")
-    done = benchmarks("ladder", "--rungs", "01", "02", *TINY, "--run-dir", str(folder), *CHEAP)
+    flags = [*TINY, *CALIBRATED, "--run-dir", str(folder), *CHEAP]
+    done = benchmarks("ladder", "--rungs", "01", "02", *flags)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -90,6 +92,14 @@ def test_runs_are_recorded_with_their_settings(ladder: Path) -> None:
         assert record.settings["epsilon_frames"] == 1  # else actions would be random, and free
         assert record.machine["cpu"]
         assert "run_dir" not in record.settings
+        assert record.calibration is not None
+        before, after = record.calibration.before, record.calibration.after
+        assert after is not None
+        assert before.at <= after.at
+        for speed in (before, after):
+            assert min(speed.updates, speed.updates_one_core, speed.emulated_frames) > 0
+    first, second = (record.calibration for record in records)
+    assert first.after == second.before  # nothing happened in between
 
 
 def test_what_is_complete_is_not_run_again(ladder: Path) -> None:
@@ -135,7 +145,7 @@ def test_sweep_end_to_end(
     chosen = [case for case in whole if case.label in ("4 stacked frames", "resize: Pillow-SIMD")]
     monkeypatch.setitem(SWEEPS, "wrappers", lambda cuda: [whole[0], *chosen])
     command = ["sweep", "wrappers", *TINY, "--run-dir", str(tmp_path / "runs")]
-    command += ["--out", str(tmp_path / "out"), *CHEAP]
+    command += ["--calibration", "0", "--out", str(tmp_path / "out"), *CHEAP]
     assert main(command) == 0
     with open(tmp_path / "out" / "sweep-wrappers.csv", newline="") as file:
         as_they_are, stacked, simd = csv.DictReader(file)
@@ -196,7 +206,8 @@ def test_signals_are_passed_on(number: signal.Signals, tmp_path: Path) -> None:
         "import sys; from pathlib import Path; import benchmarks.ladder as ladder\n"
         "from benchmarks.__main__ import main\n"
         f"ladder.choose = lambda _: [Path({str(rung)!r})]\n"
-        f"sys.exit(main(['ladder', '--run-dir', {str(tmp_path / 'runs')!r}]))\n"
+        f"flags = ['--calibration', '0', '--run-dir', {str(tmp_path / 'runs')!r}]\n"
+        "sys.exit(main(['ladder', *flags]))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", suite], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -217,17 +228,43 @@ def test_signals_are_passed_on(number: signal.Signals, tmp_path: Path) -> None:
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_runs_interleave_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
+def jobs_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[Job]:
+    """What the ladder would run."""
+    noted: list[Job] = []
 
-    def note(jobs: list[Job], run_dir: Path) -> int:
-        order.extend(str(job) for job in jobs)
+    def note(jobs: list[Job], run_dir: Path, calibration_seconds: float) -> int:
+        noted.extend(jobs)
         return 0
 
     monkeypatch.setattr("benchmarks.ladder.run_suite", note)
-    command = ["ladder", "--rungs", "01", "03", "--seeds", "2", "--run-dir", str(tmp_path)]
-    assert main(command) == 0
-    assert order == [
+    assert main(["ladder", "--run-dir", "runs/nowhere", *arguments]) == 0
+    return noted
+
+
+def test_held_out_seeds_and_01_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--rungs", "07", "--solve", "--held-out", "--beside-01", "--", "--stack", "3"]
+    jobs = jobs_of(monkeypatch, *flags)
+    assert [job.seed for job in jobs] == [seed for seed in range(1_000, 1_010) for _ in range(2)]
+    beside, speedrun = jobs[:2]
+    assert beside.script.stem == "01_baseline"
+    assert beside.settings is not None
+    assert (beside.settings["max_frames"], beside.settings["epsilon_frames"]) == (4_000, 1)
+    assert speedrun.settings is not None
+    assert speedrun.settings["max_frames"] == 2_000_000
+    assert speedrun.settings["epsilon_frames"] == speedrun.defaults["epsilon_frames"]
+    assert speedrun.settings["stack"] == 3
+
+
+def test_short_runs_to_the_take_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = ["--seeds", "5-7", "6", "20"]
+    jobs = jobs_of(monkeypatch, "--rungs", "07", "--solve", "--max-frames", "400000", *seeds)
+    assert [job.seed for job in jobs] == [5, 6, 7, 20]
+    assert {job.settings["max_frames"] for job in jobs if job.settings} == {400_000}
+
+
+def test_runs_interleave_over_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = jobs_of(monkeypatch, "--rungs", "01", "03", "--seeds", "0", "1")
+    assert [str(job) for job in jobs] == [
         "01_baseline seed 0",
         "03_parallel seed 0",
         "01_baseline seed 1",
@@ -241,7 +278,11 @@ def test_runs_interleave_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["--rungs", "99"], "--rungs 99"),
         (["--frames", "100"], "nothing to train"),
         (["--frames", "0"], "not a whole number"),
-        (["--seeds", "x"], "not a whole number"),
+        (["--seeds", "x"], "not a seed"),
+        (["--seeds", "9-0"], "not a seed"),
+        (["--seeds", "1", "--held-out"], "not allowed with"),
+        (["--max-frames", "9000"], "--max-frames is for --solve"),
+        (["--calibration", "-1"], "not a number of seconds"),
         (["--rungs", "01", "--", "--steps", "2"], "01_baseline.py: unrecognized arguments"),
         (["--rungs", "01", "--", "--gamma", "7"], "01_baseline.py: argument --gamma: 7"),
     ],

@@ -54,6 +54,8 @@ def write_run(
     for number, (seconds, frames, avg_reward) in enumerate(episodes, start=1):
         writer.add_scalar("episodes/avg_reward", avg_reward, number)
         writer.add_scalar("episodes/frames", frames, number)
+        writer.add_scalar("episodes/reward", avg_reward, number)
+        writer.add_scalar("episodes/steps", 1_000, number)
         writer.add_scalar("episodes/time_passed", seconds, number)
     for number, reward in enumerate(evaluation, start=1):
         writer.add_scalar("evaluation/reward", reward, number)
@@ -187,6 +189,18 @@ def test_other_settings_are_another_line(tmp_path: Path) -> None:
     table = table_of(tmp_path)
     assert list(table) == ["01_baseline", "03_parallel (steps 4)", "03_parallel (steps 2)"]
     assert table["03_parallel (steps 2)"]["change in FPS"] == "+100 %"
+
+
+def test_labels_name_what_is_unusual(tmp_path: Path) -> None:
+    for number, settings in enumerate([{}, {"stack": 4}, {"gamma": 0.97}]):
+        known = {"stack": 2, "gamma": 0.99} | settings
+        solved_run(tmp_path, "07_speedrun", number, 10, 100, **known)
+    main(["table", str(tmp_path)])
+    assert list(table_of(tmp_path)) == [
+        "07_speedrun",
+        "07_speedrun (stack 4)",
+        "07_speedrun (gamma 0.97)",
+    ]
 
 
 def test_every_machine_has_its_own_table(tmp_path: Path) -> None:
