@@ -19,7 +19,7 @@ def scratch() -> Scratch:
     a, b, c = (
         (np.zeros((LINES, WIDTH), np.uint8), np.zeros(LINES, np.int32)) for _ in range(3)
     )
-    return (np.zeros(LOOK, np.int32), *a, *b, np.zeros(WIDTH + 2, np.uint16), *c)
+    return (np.zeros(LOOK, np.int32), *a, *b, np.zeros(WIDTH + 2, np.int32), *c)
 
 
 @entry_point

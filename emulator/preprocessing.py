@@ -17,51 +17,38 @@ COLUMN_UNITS, LINE_UNITS = 40, 5  # what a pixel covers; there are 21 to a colum
 WEIGHTS = COLUMN_UNITS * LINE_UNITS
 # A small pixel's first column, and the weights of that and the next two.
 FIRST_COLUMN = np.arange(SIZE) * COLUMN_UNITS // 21
-_begin = 21 * FIRST_COLUMN - np.arange(SIZE) * COLUMN_UNITS
-COLUMN_WEIGHTS = np.stack(
-    [np.clip(_begin + 21 * i + 21, 0, COLUMN_UNITS) - np.clip(_begin + 21 * i, 0, COLUMN_UNITS) for i in range(3)]
-).astype(np.int32)
+_edges = 21 * (FIRST_COLUMN + np.arange(4)[:, None]) - np.arange(SIZE) * COLUMN_UNITS
+WEIGHT_0, WEIGHT_1, WEIGHT_2 = np.diff(np.clip(_edges, 0, COLUMN_UNITS), axis=0).astype(np.int32)
+# Every weighted sum, divided; halves go to the even number. Looking it up is faster.
+QUOTIENTS = np.rint(np.arange(255 * WEIGHTS + 1) / WEIGHTS).astype(np.uint8)
 
 
 @compiled
 def shrink(rows_a, row_of_a, rows_b, row_of_b, sums, small):
-    """Write the maximum of two pictures into ``small``, uint8 (84, 84).
+    """Write the maximum of two pictures into ``small``.
 
     Args:
         rows_a, row_of_a: a picture, of ``television.draw``.
         rows_b, row_of_b: the other one.
-        sums: uint16 (WIDTH + 2,), to work in; the last two stay 0.
+        sums: int32 (WIDTH + 2,), to work in; the last two stay 0.
         small: uint8 (84, 84), gets the small picture.
     """
     for y in range(SIZE):
-        # Two and a half lines; the weights of the three that take part.
-        top = y * LINE_UNITS // 2
+        top = y * LINE_UNITS >> 1  # the first of three lines
         a0, a1, a2 = row_of_a[top], row_of_a[top + 1], row_of_a[top + 2]
         b0, b1, b2 = row_of_b[top], row_of_b[top + 1], row_of_b[top + 2]
-        if y > 0 and a0 == a2 and b0 == b2:
-            above = (y - 1) * LINE_UNITS // 2
-            if row_of_a[above] == a2 and row_of_b[above] == b2:
-                for x in range(SIZE):
-                    small[y, x] = small[y - 1, x]
-                continue
-        w0, w2 = (1, 2) if y & 1 else (2, 1)
+        above = max(y - 1, 0) * LINE_UNITS >> 1
+        if y > 0 and row_of_a[above] == a2 and row_of_b[above] == b2:  # six lines of the same rows
+            for x in range(SIZE):
+                small[y, x] = small[y - 1, x]
+            continue
+        weight_0, weight_2 = (1, 2) if y & 1 else (2, 1)
         for x in range(WIDTH):
-            p0 = max(rows_a[a0, x], rows_b[b0, x])
-            p1 = max(rows_a[a1, x], rows_b[b1, x])
-            p2 = max(rows_a[a2, x], rows_b[b2, x])
-            sums[x] = w0 * p0 + 2 * p1 + w2 * p2
+            pixel_0 = max(rows_a[a0, x], rows_b[b0, x])
+            pixel_1 = max(rows_a[a1, x], rows_b[b1, x])
+            pixel_2 = max(rows_a[a2, x], rows_b[b2, x])
+            sums[x] = weight_0 * pixel_0 + 2 * pixel_1 + weight_2 * pixel_2
         for x in range(SIZE):
-            first = FIRST_COLUMN[x]
-            total = np.uint32(0)
-            for i in range(3):
-                total += COLUMN_WEIGHTS[i, x] * sums[first + i]
-            small[y, x] = rounded(total)
-
-
-@compiled
-def rounded(total):
-    """A weighted sum, divided; halves go to the even number."""
-    quotient = (total + WEIGHTS // 2) // WEIGHTS
-    if quotient * WEIGHTS == total + WEIGHTS // 2:
-        quotient &= ~1
-    return quotient
+            i = FIRST_COLUMN[x]
+            total = WEIGHT_0[x] * sums[i] + WEIGHT_1[x] * sums[i + 1] + WEIGHT_2[x] * sums[i + 2]
+            small[y, x] = QUOTIENTS[total]

@@ -17,6 +17,7 @@ from emulator.state import (
     CTRLPF,
     GRP0,
     GRP1,
+    LOG,
     LOG_CHANGES,
     LOG_COUNT,
     LOG_SIZE,
@@ -32,7 +33,6 @@ from emulator.state import (
 )
 from emulator.tia import BLANK, COMB, FIRST_CLOCK, FIRST_LINE, LINE, LINES, WIDTH, playfield_at
 
-HALF = WIDTH // 2
 COMB_WIDTH = 8  # pixels
 LOOK = SEEN_END - SEEN  # numbers that say what is seen
 
@@ -132,12 +132,13 @@ def paint_playfield(look, shades, row, begin, end):
     score = control & 2
     pf0, pf1, pf2 = look[PF0 - SEEN], look[PF1 - SEEN], look[PF2 - SEEN]
     if pf0 | pf1 | pf2 != 0:
-        for x in range(begin, end):
-            if playfield_at(control, pf0, pf1, pf2, x):
+        for block in range(begin >> 2, (end + 3) >> 2):
+            if playfield_at(control, pf0, pf1, pf2, block):
+                shade = colour
                 if score:
-                    row[x] = shades[look[(COLUP0 if x < HALF else COLUP1) - SEEN]]
-                else:
-                    row[x] = colour
+                    shade = shades[look[(COLUP0 if block < 20 else COLUP1) - SEEN]]
+                for x in range(max(begin, 4 * block), min(end, 4 * block + 4)):
+                    row[x] = shade
     if look[BALL - SEEN] != 0:
         for pixel in range(1 << (control >> 4 & 3)):
             x = (look[POSBL - SEEN] + pixel) % WIDTH

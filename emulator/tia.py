@@ -86,7 +86,7 @@ def collide(s, g, clock):
         x = (s[POSBL, g] + pixel) % WIDTH
         before = LINE - 1 - BLANK - x  # so many lines have come to this pixel at a clock:
         if (end + before) // LINE > (begin + before) // LINE:
-            if playfield_at(s[CTRLPF, g], s[PF0, g], s[PF1, g], s[PF2, g], x):
+            if playfield_at(s[CTRLPF, g], s[PF0, g], s[PF1, g], s[PF2, g], x >> 2):
                 s[CXPF, g] = 0x80
             if player_at(s[GRP0, g], s[POSP0, g], x):
                 s[CXP0, g] = 0x40
@@ -95,9 +95,8 @@ def collide(s, g, clock):
 
 
 @compiled
-def playfield_at(control, pf0, pf1, pf2, x):
-    """Whether the playfield covers a pixel: 20 bits of 4 pixels, and again, or reflected."""
-    block = x >> 2
+def playfield_at(control, pf0, pf1, pf2, block):
+    """Whether the playfield covers a block of 4 pixels: 20 bits, and again, or reflected."""
     if block >= 20:
         block = 39 - block if control & 1 else block - 20
     if block < 4:

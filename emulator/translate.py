@@ -472,7 +472,8 @@ class _Writer:
                 case Goto(target):
                     lines += [*_tick(cycles), *self._goto(target, loop)]
                 case Loop(_, body):
-                    lines += [*_tick(cycles), "while True:", *_indent(self.write(body, 0, statement))]
+                    inside = _indent(self.write(body, 0, statement))
+                    lines += [*_tick(cycles), "while True:", *inside]
                     cycles = 0
                 case Follow(target, body):
                     inner = self.write(body, 0, loop)
