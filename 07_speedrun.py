@@ -22,8 +22,8 @@ from ignite.engine import Engine, State
 from torch.func import grad_and_value
 from torch.nn.functional import mse_loss
 
-from lib.arguments import CommonOptions, option
-from lib.compiled_update import CompiledUpdate, MixedWeights, Weights, fastest_dtype
+from lib.arguments import PrecisionOptions, option
+from lib.compiled_update import CompiledUpdate, MixedWeights, Weights
 from lib.dqn_model import NormalizedDQN
 from lib.evaluation import PONG_ACTIONS, PONG_ROWS, evaluate
 from lib.events import announce
@@ -35,7 +35,7 @@ from lib.vector_env import StackedVectorEnv
 
 
 @dataclass(frozen=True)
-class Options(CommonOptions):
+class Options(PrecisionOptions):
     """The settings of this rung."""
 
     learning_rate: float = option(5e-4, "of Adam, in the first frame", 1e-12, 1)
@@ -63,8 +63,7 @@ def train(hp: Options, run: Run) -> State:
     played = np.arange(envs.n_actions) if hp.any_game else np.array(PONG_ACTIONS)
     state_shape = envs.states.shape[1:]
     network = NormalizedDQN(state_shape, len(played)).to(run.device)
-    dtype = torch.bfloat16 if hp.amp else fastest_dtype(network, (hp.batch_size, *state_shape))
-    net = MixedWeights(network, dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
+    net = MixedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
     rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
     quickly = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     slowly = LinearSchedule(hp.epsilon_floor, hp.epsilon_final, hp.epsilon_floor_frames)

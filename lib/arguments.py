@@ -17,6 +17,7 @@ import torch
 
 from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
 from lib.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
+from lib.devices import PRECISIONS, choose_precision
 
 # What a run that goes on does not take over, and what it may have another value of.
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")
@@ -71,6 +72,11 @@ class CommonOptions:
     epsilon_start: float = option(1.0, "share of random actions in the first frame", 0, 1)
     epsilon_final: float = option(0.02, "share of random actions in the end", 0, 1)
     epsilon_frames: int = option(100_000, "frames in which epsilon falls", 1, 10**12)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network learns."""
+        return torch.device("cuda" if self.cuda else "cpu")
 
     def problem(self) -> str | None:
         """What is wrong with the settings as a whole, in one line; None if nothing is."""
@@ -142,6 +148,38 @@ class PlayerOptions(Hyperparams):
     def problem(self) -> str | None:
         """As ``Hyperparams.problem``."""
         return super().problem() or _missing_device(self.player_device)
+
+
+@dataclass(frozen=True)
+class PrecisionOptions(CommonOptions):
+    """What rungs add that choose what their gradients are computed in.
+
+    ``auto`` is replaced by what it stands for at once, so that the records and the checkpoints
+    say what was used, and a run that is resumed on another machine keeps it.
+    """
+
+    precision: str = option(
+        "auto",
+        "of gradients; auto: bfloat16 where the processor has units for it (or with --amp), "
+        "or else float32",
+        choices=PRECISIONS,
+    )
+
+    def __post_init__(self) -> None:
+        if self.precision == "auto":
+            chosen = "bfloat16" if self.amp else choose_precision(self.device)
+            object.__setattr__(self, "precision", chosen)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the gradients."""
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.precision]
+
+    def problem(self) -> str | None:
+        """As ``CommonOptions.problem``."""
+        if self.amp and self.precision == "float32":
+            return "--precision: float32 contradicts --amp, which is bfloat16"
+        return super().problem()
 
 
 @dataclass(frozen=True)

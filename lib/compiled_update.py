@@ -5,9 +5,7 @@ an update lies outside of what the compiler sees. It puts conversions, activatio
 whole of Adam into loops that read and write memory once.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -113,31 +111,6 @@ class MixedWeights:
             scale = (square / (1 - self.square_decay)).sqrt() + self.epsilon
             weight.sub_(self.learning_rate * (mean / (1 - self.mean_decay)) / scale)
             self.compute[name].copy_(weight)
-
-
-def fastest_dtype(network: nn.Module, states_shape: tuple[int, ...]) -> torch.dtype:
-    """What this device computes gradients of the network in sooner; says so in a line.
-
-    Args:
-        network: that is to learn.
-        states_shape: of the uint8 states of an update, (batch, stack, height, width).
-    """
-    states = torch.zeros(states_shape, dtype=torch.uint8, device=next(network.parameters()).device)
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        trial = copy.deepcopy(network).to(dtype)
-        times = []
-        for _ in range(7):
-            begin = perf_counter()
-            trial(states).float().square().mean().backward()
-            if states.is_cuda:
-                torch.cuda.synchronize()
-            times.append(perf_counter() - begin)
-        seconds[dtype] = median(times)
-    best = min(seconds, key=lambda dtype: seconds[dtype])
-    told = ", ".join(f"{value * 1e3:.2f} ms in {dtype}" for dtype, value in seconds.items())
-    print(f"gradients of {len(states)} states take {told}: updates use {best}", flush=True)
-    return best
 
 
 class CompiledUpdate:

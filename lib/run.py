@@ -25,7 +25,7 @@ from ignite.engine import State
 from ignite.handlers import TensorboardLogger
 from torch.utils.tensorboard.summary import hparams
 
-from lib.arguments import Options, parse
+from lib.arguments import CommonOptions, Options, parse
 from lib.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
 
 LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
@@ -78,7 +78,7 @@ def launch(
     try:
         hyperparams = parse(options, description)
         signal.signal(signal.SIGTERM, _exit_on_signal)
-        device = torch.device("cuda" if hyperparams.cuda else "cpu")
+        device = hyperparams.device
         prepare_torch(hyperparams.seed)
         try:
             folder, checkpoint = open_folder(hyperparams, script)
@@ -87,7 +87,8 @@ def launch(
             print(f"{script}: error: {flag}: {error}", file=sys.stderr)
             sys.exit(2)
         machine = describe_machine(device)
-        print(f"{script} on " + ", ".join(f"{name} {value}" for name, value in machine.items()))
+        told = ", ".join(f"{name} {value}" for name, value in machine.items())
+        print(f"{script} in {describe_precision(hyperparams)} on {told}")
         print(f"run folder {folder}", flush=True)
         if checkpoint:
             progress = checkpoint["progress"]
@@ -198,6 +199,12 @@ def describe_machine(device: torch.device) -> dict[str, str | int]:
         "python": platform.python_version(),
     }
     return machine | {library.__name__: str(library.__version__) for library in LIBRARIES}
+
+
+def describe_precision(hyperparams: CommonOptions) -> str:
+    """What updates are computed in: the rung's own choice, or that of autocast, or float32."""
+    autocast = "bfloat16 autocast" if hyperparams.amp else "float32"
+    return getattr(hyperparams, "precision", autocast)
 
 
 def cores() -> int:
