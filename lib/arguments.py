@@ -8,7 +8,7 @@ import argparse
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -18,6 +18,7 @@ import torch
 from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
 from lib.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
 from lib.devices import PRECISIONS, choose_precision
+from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
 
 # What a run that goes on does not take over, and what it may have another value of.
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")
@@ -77,6 +78,12 @@ class CommonOptions:
     def device(self) -> torch.device:
         """Where the network learns."""
         return torch.device("cuda" if self.cuda else "cpu")
+
+    @property
+    def recipe(self) -> Recipe:
+        """How states are made; what a rung has no setting for is DeepMind's."""
+        names = [entry.name for entry in fields(Recipe) if hasattr(self, entry.name)]
+        return Recipe(**{name: getattr(self, name) for name in names})
 
     def problem(self) -> str | None:
         """What is wrong with the settings as a whole, in one line; None if nothing is."""
@@ -148,6 +155,25 @@ class PlayerOptions(Hyperparams):
     def problem(self) -> str | None:
         """As ``Hyperparams.problem``."""
         return super().problem() or _missing_device(self.player_device)
+
+
+@dataclass(frozen=True)
+class PongOptions(CommonOptions):
+    """What rungs add that see and play only the part of the game that Pong needs."""
+
+    any_game: bool = option(False, "use all actions and the whole picture, not only Pong's part")
+
+    @property
+    def recipe(self) -> Recipe:
+        """As ``CommonOptions.recipe``, with Pong's rows and actions."""
+        recipe = super().recipe
+        return recipe if self.any_game else replace(recipe, rows=PONG_ROWS, actions=PONG_ACTIONS)
+
+    def problem(self) -> str | None:
+        """As ``CommonOptions.problem``."""
+        if not self.any_game and not self.env.startswith("Pong"):
+            return f"--env: {self.env} needs --any-game, Pong's part is not enough for it"
+        return super().problem()
 
 
 @dataclass(frozen=True)
