@@ -5,12 +5,15 @@ an update lies outside of what the compiler sees. It puts conversions, activatio
 whole of Adam into loops that read and write memory once.
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 
 import torch
 from torch import nn
 from torch.func import functional_call
+from tqdm import tqdm
 
 Weights = dict[str, torch.Tensor]
 
@@ -116,6 +119,8 @@ class MixedWeights:
 class CompiledUpdate:
     """An update, compiled, and on the GPU recorded once and replayed as one CUDA graph.
 
+    Where it cannot be compiled, as on a CPU without a C++ compiler, it runs as it is.
+
     It must find everything it reads in tensors that stay in their place, and must not wait for
     the device.
 
@@ -125,7 +130,7 @@ class CompiledUpdate:
     """
 
     def __init__(self, update: Callable[[], torch.Tensor], device: torch.device) -> None:
-        self._device = device
+        self._update, self._device = update, device
         self._call = torch.compile(update, fullgraph=True)
 
     def ready_for(self, turns: Iterable[None]) -> Iterator[None]:
@@ -137,13 +142,31 @@ class CompiledUpdate:
         ready = False
         for _ in turns:
             if not ready:
-                begin = perf_counter()
-                self._call()
+                self._compile()
                 if self._device.type == "cuda":
                     self._call = self._capture()
-                print(f"compiled the update in {perf_counter() - begin:.1f} seconds", flush=True)
                 ready = True
             yield
+
+    def _compile(self) -> None:
+        """Compile, with the first update; where that cannot be, say so and go without."""
+        from torch._dynamo.exc import ShortenTraceback  # the compiler's own failures; late: slow
+
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its cache")  # set by the compiler
+        _say(f"compiling the update: up to a minute, seconds if {cache} has it from an earlier run")
+        begin = perf_counter()
+        try:
+            self._call()
+        except ShortenTraceback as error:
+            reason = str(error).strip().split("\n")[0]
+            _say(
+                "the update cannot be compiled and is slower without (it takes a C++ compiler: "
+                f"g++, clang or cl): {reason}"
+            )
+            self._call = self._update
+            self._call()
+        else:
+            _say(f"compiled the update in {perf_counter() - begin:.1f} seconds")
 
     def __call__(self) -> torch.Tensor:
         """Update; the loss, on its device."""
@@ -165,3 +188,8 @@ class CompiledUpdate:
             return loss.clone()  # the next replay writes into the same place
 
         return replay
+
+
+def _say(line: str) -> None:
+    tqdm.write(line)  # above the live bar
+    sys.stdout.flush()
