@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import gymnasium as gym
+import psutil
 import torch
 
 from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
@@ -113,7 +114,7 @@ class Hyperparams(CommonOptions):
         """As ``CommonOptions.problem``."""
         if self.replay_initial > self.replay_size:
             return "--replay-initial is more than --replay-size: training would never begin"
-        needed, present = self.replay_size * 7_600, _memory_bytes()
+        needed, present = self.replay_size * 7_600, psutil.virtual_memory().total
         if needed > present:
             return (
                 f"--replay-size: {self.replay_size:,} transitions take "
@@ -310,10 +311,6 @@ def _checked(text: str, meta: Any) -> Any:
     if not meta["low"] <= number <= meta["high"]:  # not-a-number fails here, too
         raise argparse.ArgumentTypeError(f"{text} is outside {meta['low']:,g} to {meta['high']:,g}")
     return number
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _missing_device(name: str) -> str | None:

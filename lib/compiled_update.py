@@ -158,10 +158,11 @@ class CompiledUpdate:
         try:
             self._call()
         except ShortenTraceback as error:
-            reason = str(error).strip().split("\n")[0]
+            lines = str(error).strip().splitlines()
+            reason = next((line for line in lines if "error: " in line), lines[0]).strip()
             _say(
-                "the update cannot be compiled and is slower without (it takes a C++ compiler: "
-                f"g++, clang or cl): {reason}"
+                "the update cannot be compiled and is slower without (it takes g++, clang or cl, "
+                f"and Python's headers): {reason}"
             )
             self._call = self._update
             self._call()

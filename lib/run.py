@@ -144,7 +144,9 @@ def keep_freed_memory() -> None:
     returns them, and the kernel clears thousands of pages anew for each update: measured at
     96 samples, 8 of 36 ms.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc alone has it
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc alone has it, musl has not
     if mallopt:
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc accepts
         mallopt(M_TRIM_THRESHOLD, 512 * 2**20)
