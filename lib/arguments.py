@@ -7,7 +7,7 @@ flag of the same name; rungs with settings of their own inherit from ``Hyperpara
 import argparse
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -18,7 +18,7 @@ import torch
 
 from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
 from lib.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
-from lib.devices import PRECISIONS, choose_precision
+from lib.devices import PRECISIONS, choose_precision, missing_device, shares_memory
 from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
 
 # What a run that goes on does not take over, and what it may have another value of.
@@ -56,7 +56,8 @@ def option(
 class CommonOptions:
     """The settings that every rung has."""
 
-    cuda: bool = option(False, "train on the GPU")
+    cuda: bool = option(False, "train on the GPU: --device cuda")
+    device: str = option("", "where to train: cpu, cuda, cuda:1 or mps (default: cpu)")
     seed: int = option(0, "seed of everything random", 0, 2_000_000_000)
     env: str = option("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
     stop_reward: float = option(17.0, "solved when avg_reward reaches this", -1e9, 1e9)
@@ -75,10 +76,20 @@ class CommonOptions:
     epsilon_final: float = option(0.02, "share of random actions in the end", 0, 1)
     epsilon_frames: int = option(100_000, "frames in which epsilon falls", 1, 10**12)
 
+    def __post_init__(self) -> None:
+        device = self.device or ("cuda" if self.cuda else "cpu")
+        object.__setattr__(self, "device", device)
+        object.__setattr__(self, "cuda", self.cuda or device.startswith("cuda"))
+
     @property
-    def device(self) -> torch.device:
+    def training_device(self) -> torch.device:
         """Where the network learns."""
-        return torch.device("cuda" if self.cuda else "cpu")
+        return torch.device(self.device)
+
+    def remarks(self) -> Iterator[str]:
+        """What is done in another way on this device, a line each."""
+        if self.training_device.type == "mps":
+            yield "mps: no CUDA graph, nothing compiled, and float32 unless told otherwise"
 
     @property
     def recipe(self) -> Recipe:
@@ -92,8 +103,10 @@ class CommonOptions:
             check_env_id(self.env)
         except ValueError as error:
             return f"--env: {error}"
-        if self.cuda and not torch.cuda.is_available():
-            return f"--cuda: torch {torch.__version__} finds no usable GPU on this machine"
+        if self.cuda and not self.device.startswith("cuda"):
+            return f"--cuda: contradicts --device {self.device}"
+        if message := missing_device(self.device):
+            return f"{'--cuda' if self.device == 'cuda' else '--device'}: {message}"
         if self.epsilon_final > self.epsilon_start:
             return "--epsilon-final is more than --epsilon-start"
         samples = self.batch_size * getattr(self, "envs", 1) * getattr(self, "steps", 1)
@@ -140,8 +153,24 @@ class PlayerOptions(Hyperparams):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.play_device and not self.sync_frames:
             object.__setattr__(self, "sync_frames", 4)
+
+    @property
+    def training_device(self) -> torch.device:
+        """As ``CommonOptions.training_device``; the player's process has to reach the weights."""
+        device = super().training_device
+        return torch.device("cpu") if device.type == "mps" else device
+
+    def remarks(self) -> Iterator[str]:
+        """As ``CommonOptions.remarks``."""
+        yield from super().remarks()
+        asked = torch.device(self.device)
+        if asked.type == "mps":
+            yield "the player's process cannot share weights on mps: training on the CPU instead"
+        elif not self.play_device and not shares_memory(asked):
+            yield "processes cannot share memory of the GPU on Windows: the player acts on the CPU"
 
     @property
     def own_copy(self) -> bool:
@@ -151,11 +180,15 @@ class PlayerOptions(Hyperparams):
     @property
     def player_device(self) -> str:
         """Where the player acts."""
-        return self.play_device or ("cuda" if self.cuda else "cpu")
+        device = self.training_device
+        return self.play_device or (str(device) if shares_memory(device) else "cpu")
 
     def problem(self) -> str | None:
         """As ``Hyperparams.problem``."""
-        return super().problem() or _missing_device(self.player_device)
+        if message := super().problem():
+            return message
+        message = missing_device(self.player_device)
+        return f"--play-device: {message}" if message else None
 
 
 @dataclass(frozen=True)
@@ -193,8 +226,9 @@ class PrecisionOptions(CommonOptions):
     )
 
     def __post_init__(self) -> None:
-        if self.precision == "auto":
-            chosen = "bfloat16" if self.amp else choose_precision(self.device)
+        super().__post_init__()
+        if self.precision == "auto" and not missing_device(self.device):
+            chosen = "bfloat16" if self.amp else choose_precision(self.training_device)
             object.__setattr__(self, "precision", chosen)
 
     @property
@@ -311,19 +345,6 @@ def _checked(text: str, meta: Any) -> Any:
     if not meta["low"] <= number <= meta["high"]:  # not-a-number fails here, too
         raise argparse.ArgumentTypeError(f"{text} is outside {meta['low']:,g} to {meta['high']:,g}")
     return number
-
-
-def _missing_device(name: str) -> str | None:
-    """Why there is no such device for a player; None if there is."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type == "cpu" or (
-        device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
-    ):
-        return None
-    return f"--play-device: {name!r} is not cpu and no GPU of this machine"
 
 
 def _unwritable(folder: Path) -> str | None:

@@ -15,6 +15,8 @@ from torch import nn
 from torch.func import functional_call
 from tqdm import tqdm
 
+from lib.devices import compiles
+
 Weights = dict[str, torch.Tensor]
 
 
@@ -131,7 +133,7 @@ class CompiledUpdate:
 
     def __init__(self, update: Callable[[], torch.Tensor], device: torch.device) -> None:
         self._update, self._device = update, device
-        self._call = torch.compile(update, fullgraph=True)
+        self._call = torch.compile(update, fullgraph=True) if compiles(device) else update
 
     def ready_for(self, turns: Iterable[None]) -> Iterator[None]:
         """The same turns to update, but compile, and capture, before the first.
@@ -142,7 +144,8 @@ class CompiledUpdate:
         ready = False
         for _ in turns:
             if not ready:
-                self._compile()
+                if compiles(self._device):
+                    self._compile()
                 if self._device.type == "cuda":
                     self._call = self._capture()
                 ready = True

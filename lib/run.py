@@ -78,7 +78,9 @@ def launch(
     try:
         hyperparams = parse(options, description)
         signal.signal(signal.SIGTERM, _exit_on_signal)
-        device = hyperparams.device
+        device = hyperparams.training_device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # streams and graphs are made on the current one
         prepare_torch(hyperparams.seed)
         try:
             folder, checkpoint = open_folder(hyperparams, script)
@@ -89,6 +91,8 @@ def launch(
         machine = describe_machine(device)
         told = ", ".join(f"{name} {value}" for name, value in machine.items())
         print(f"{script} in {describe_precision(hyperparams)} on {told}")
+        for remark in hyperparams.remarks():
+            print(remark)
         print(f"run folder {folder}", flush=True)
         if checkpoint:
             progress = checkpoint["progress"]
@@ -191,10 +195,10 @@ def make_folder(hyperparams: Options, script: str) -> Path:
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
     """Say what the run runs on, in the order of interest."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
+    gpus = {"cuda": torch.cuda.get_device_name, "mps": lambda _: "Apple"}
     machine: dict[str, str | int] = {
-        "device": device.type,
-        "gpu": gpu,
+        "device": str(device),
+        "gpu": gpus.get(device.type, lambda _: "none")(device),
         "cpu": _cpu_name(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
