@@ -1,6 +1,6 @@
 """Watch a trained agent: it plays whole games, and the score of each is printed.
 
-    python play.py runs/2026-11-21T10-00-00-pong-07_speedrun-seed0
+    python play.py runs/07_speedrun-pong-seed0-2026-11-21T10-00-00
     python play.py RUN_DIR --episodes 1 --video pong.mp4
     python play.py RUN_DIR --render
 

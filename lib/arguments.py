@@ -24,6 +24,17 @@ from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
 # What a run that goes on does not take over, and what it may have another value of.
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")
 FREE = (*OF_ONE_CALL, "stop_reward", "checkpoint_every", "checkpoint_replay", "player_timeout")
+# How --help groups the flags, and in which order; those of no group here are of learning.
+RUN = (
+    *("seed", "max_frames", "stop_reward", "cuda", "device", "amp", "precision"),
+    *("run_dir", "resume", "checkpoint_every", "checkpoint_replay"),
+)
+PLAYING = (
+    *("env", "any_game", "envs", "steps", "rollout", "play_device", "sync_frames"),
+    *("player_timeout", "epsilon_start", "epsilon_final", "epsilon_frames"),
+    *("epsilon_floor", "epsilon_floor_frames"),
+)
+WRAPPERS = ("noop_max", "max_pool", "episodic_life", "fire_reset", "clip_reward", "stack", "resize")
 MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
 
 
@@ -67,7 +78,7 @@ class CommonOptions:
         5_000, "updates between checkpoints, also saved at the end; 0: none", 0, 10**9
     )
     checkpoint_replay: bool = option(False, "keep the replay buffer in checkpoints, too")
-    resume: str = option("", "go on with the run in this folder, with its settings")
+    resume: str = option("", "resume the run in this folder, with its settings")
     amp: bool = option(False, "update in bfloat16 where autocast thinks it safe")
     learning_rate: float = option(1e-4, "of Adam", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
@@ -281,12 +292,19 @@ class OneLineParser(argparse.ArgumentParser):
 def parse(options: type[Options], description: str, argv: Sequence[str] | None = None) -> Options:
     """Read the command line; a bad value ends the program with one line and exit code 2."""
     parser = OneLineParser(
+        usage="%(prog)s [flags]",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for entry in fields(options):
-        _add_flag(parser, entry)
+    entries = {entry.name: entry for entry in fields(options)}
+    learning = [name for name in entries if name not in (*RUN, *PLAYING, *WRAPPERS)]
+    groups = {"run": RUN, "learning": learning, "playing": PLAYING, "wrappers": WRAPPERS}
+    for title, names in groups.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            if name in entries:
+                _add_flag(group, entries[name])
     values = options(**vars(parser.parse_args(argv)))
     if values.resume:
         settings = _settings_of(values.resume, parser)
@@ -315,9 +333,9 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> dict[str, Any]
     return settings["hyperparameters"]
 
 
-def _add_flag(parser: argparse.ArgumentParser, entry: Field) -> None:
+def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
     meta, flag = entry.metadata, "--" + entry.name.replace("_", "-")
-    default = "" if entry.default is None else f" (default: {entry.default})"
+    default = "" if entry.default in (None, "") else f" (default: {entry.default})"
     if meta["type"] is bool:
         # Plain flags stay plain; what is on by default can be switched off with --no-...
         action = argparse.BooleanOptionalAction if entry.default else "store_true"

@@ -23,15 +23,14 @@ import numpy as np
 import torch
 from ignite.engine import State
 from ignite.handlers import TensorboardLogger
-from torch.utils.tensorboard.summary import hparams
 
 from lib.arguments import CommonOptions, Options, parse
 from lib.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
+from lib.columns import summarize
 
 LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 EVENT_FILES = "events.out.tfevents.*"
-OUTCOME = ("frames", "updates", "episodes", "seconds", "fps", "avg_reward", "solved")
 
 
 class Failure(Exception):  # noqa: N818, it is how a run ends
@@ -103,11 +102,10 @@ def launch(
         # Curves should be on the screen of whoever watches within seconds.
         with TensorboardLogger(folder, flush_secs=5) as tensorboard:
             run = Run(hyperparams, device, folder, tensorboard, script, checkpoint)
-            metrics = {f"outcome/{name}": 0 for name in OUTCOME}
             settings = asdict(hyperparams) | {"script": script} | machine
-            experiment, begin, end = hparams(settings, metrics)
+            columns, begin, end = summarize(settings)
             if not checkpoint:
-                for summary in (experiment, begin):  # an unfinished run is listed, too
+                for summary in (columns, begin):  # an unfinished run is listed, too
                     tensorboard.writer.file_writer.add_summary(summary)
             state = train(hyperparams, run)
             outcome = describe_outcome(state)
@@ -182,7 +180,7 @@ def make_folder(hyperparams: Options, script: str) -> Path:
     """Make the folder of this run; no other run has it, even one of the same second."""
     game = hyperparams.env.split("NoFrameskip")[0].lower()
     started = time.strftime("%Y-%m-%dT%H-%M-%S")
-    name = f"{started}-{game}-{script}-seed{hyperparams.seed}"
+    name = f"{script}-{game}-seed{hyperparams.seed}-{started}"
     for attempt in range(1, 1000):
         folder = Path(hyperparams.run_dir) / (name if attempt == 1 else f"{name}-{attempt}")
         try:
@@ -227,6 +225,7 @@ def describe_outcome(state: State) -> dict[str, float]:
         "updates": state.iteration,
         "episodes": state.episodes,
         "seconds": state.time_passed,
+        "minutes": state.time_passed / 60,
         "fps": state.avg_fps,
         "avg_reward": state.avg_reward,
         "solved": float(state.solved),
