@@ -4,7 +4,7 @@ The replay buffer lives on the training device, so nothing that an update reads 
 from outside: it is one closed function. The compiler fuses what lies between the convolutions
 and matrix products into a few loops, and on the GPU the whole update is one CUDA graph, which
 the CPU launches with a single call and does not wait for. Gradients are computed in bfloat16
-where that is faster, Adam keeps the weights in float32.
+where the processor has units for it, Adam keeps the weights in float32.
 
 The book ends before this rung.
 """
@@ -16,8 +16,8 @@ import torch
 from ignite.engine import Engine, State
 from torch.func import grad_and_value
 
-from lib.arguments import Hyperparams, option
-from lib.compiled_update import CompiledUpdate, MixedWeights, Weights, fastest_dtype
+from lib.arguments import Hyperparams, PrecisionOptions, option
+from lib.compiled_update import CompiledUpdate, MixedWeights, Weights
 from lib.device_replay import DeviceReplayBuffer
 from lib.dqn_model import DQN
 from lib.evaluation import evaluate
@@ -31,7 +31,7 @@ from lib.vector_env import StackedVectorEnv, VectorExperienceSource
 
 
 @dataclass(frozen=True)
-class Options(Hyperparams):
+class Options(PrecisionOptions, Hyperparams):
     """The settings of this rung."""
 
     envs: int = option(8, "environments, stepped together", 1, 256)
@@ -44,9 +44,8 @@ def train(hp: Options, run: Run) -> State:
     batch_size = hp.batch_size * hp.envs
 
     network = DQN(observation_shape, n_actions).to(run.device)
-    dtype = torch.bfloat16 if hp.amp else fastest_dtype(network, (batch_size, *observation_shape))
-    net = MixedWeights(network, dtype, hp.learning_rate)
-    target_net = copy.deepcopy(network).to(dtype)
+    net = MixedWeights(network, hp.dtype, hp.learning_rate)
+    target_net = copy.deepcopy(network).to(hp.dtype)
     buffer = DeviceReplayBuffer(hp.replay_size, observation_shape, run.device)
 
     @torch.no_grad()

@@ -16,26 +16,25 @@ The book ends before this rung. What each idea bought: results/README.md.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from ignite.engine import Engine, State
 from torch.func import grad_and_value
-from torch.nn.functional import mse_loss
 
-from lib.arguments import CommonOptions, option
-from lib.compiled_update import CompiledUpdate, MixedWeights, Weights, fastest_dtype
+from lib.arguments import PongOptions, PrecisionOptions, option
+from lib.compiled_update import CompiledUpdate, MixedWeights, Weights
 from lib.dqn_model import NormalizedDQN
-from lib.evaluation import PONG_ACTIONS, PONG_ROWS, evaluate
+from lib.evaluation import evaluate
 from lib.events import announce
-from lib.experience import LinearSchedule
+from lib.experience import Exploration, LinearSchedule, Maximum
 from lib.handlers import attach_handlers
+from lib.loss import squared_error
 from lib.rollout import Rollout, Targets
 from lib.run import Run, launch
 from lib.vector_env import StackedVectorEnv
 
 
 @dataclass(frozen=True)
-class Options(CommonOptions):
+class Options(PongOptions, PrecisionOptions):
     """The settings of this rung."""
 
     learning_rate: float = option(5e-4, "of Adam, in the first frame", 1e-12, 1)
@@ -49,7 +48,6 @@ class Options(CommonOptions):
     rollout: int = option(32, "frames of each environment in a rollout", 1, 1_024)
     trace: float = option(0.9, "lambda of the returns: the part of what came in them", 0, 1)
     stack: int = option(2, "frames stacked", 1, 16)
-    any_game: bool = option(False, "use all actions and the whole picture, not only Pong's part")
     epsilon_final: float = option(0.01, "share of random actions in the end", 0, 1)
     epsilon_frames: int = option(150_000, "frames in which epsilon falls", 1, 10**12)
     epsilon_floor: float = option(0.06, "epsilon stays above this, which falls, too", 0, 1)
@@ -58,29 +56,25 @@ class Options(CommonOptions):
 
 def train(hp: Options, run: Run) -> State:
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # the other cores play meanwhile
-    rows = slice(None) if hp.any_game else PONG_ROWS
-    envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed, rows=rows)
-    played = np.arange(envs.n_actions) if hp.any_game else np.array(PONG_ACTIONS)
-    state_shape = envs.states.shape[1:]
-    network = NormalizedDQN(state_shape, len(played)).to(run.device)
-    dtype = torch.bfloat16 if hp.amp else fastest_dtype(network, (hp.batch_size, *state_shape))
-    net = MixedWeights(network, dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
-    rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
-    quickly = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
-    slowly = LinearSchedule(hp.epsilon_floor, hp.epsilon_final, hp.epsilon_floor_frames)
-    rate = LinearSchedule(hp.learning_rate, hp.learning_rate_final, hp.learning_rate_frames)
-    random = np.random.default_rng(hp.seed)
+    rows, actions = hp.recipe.rows, hp.recipe.actions
+    envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed, rows=rows, actions=actions)
 
-    def epsilon(frame: int) -> float:
-        return max(quickly(frame), slowly(frame))
+    network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
+    net = MixedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
+    rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
+    rate = LinearSchedule(hp.learning_rate, hp.learning_rate_final, hp.learning_rate_frames)
+    epsilon = Maximum(
+        LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
+        LinearSchedule(hp.epsilon_floor, hp.epsilon_final, hp.epsilon_floor_frames),
+    )
+    explore = Exploration(envs.n_actions, epsilon, hp.seed)
 
     @torch.no_grad()
     def q_function(states: torch.Tensor) -> torch.Tensor:
         return net(net.compute, states).float()
 
     def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
-        q = net(weights, targets.states).float()
-        return mse_loss(q.gather(1, targets.actions.unsqueeze(1)).squeeze(1), targets.returns)
+        return squared_error(net(weights, targets.states), targets.actions, targets.returns)
 
     def update() -> torch.Tensor:
         gradients, loss = grad_and_value(loss_of)(net.compute, rollout.sample(hp.batch_size))
@@ -93,10 +87,8 @@ def train(hp: Options, run: Run) -> State:
             states = torch.from_numpy(envs.states).to(run.device)
             values, greedy = q_function(states).max(1)
             rollout.state_values(states, values)
-            actions = greedy.cpu().numpy()
-            explore = random.random(hp.envs) < epsilon(engine.state.frames)
-            actions[explore] = random.integers(len(played), size=explore.sum())
-            envs.send(played[actions])
+            actions = explore(greedy, engine.state.frames)
+            envs.send(actions)
             net.learning_rate.fill_(rate(engine.state.frames))
             if rollout.complete:
                 updates_due += hp.epochs * hp.envs / hp.batch_size
@@ -109,7 +101,7 @@ def train(hp: Options, run: Run) -> State:
 
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())
-    attach_handlers(engine, run, epsilon, {"net": net, "buffer": rollout})
+    attach_handlers(engine, run, epsilon, {"net": net, "buffer": rollout, "explore": explore})
     state = engine.run(learn.ready_for(play()))
     if state.solved:
         evaluate(q_function, run)

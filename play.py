@@ -1,6 +1,6 @@
 """Watch a trained agent: it plays whole games, and the score of each is printed.
 
-    python play.py runs/2026-11-21T10-00-00-pong-07_speedrun-seed0
+    python play.py runs/07_speedrun-pong-seed0-2026-11-21T10-00-00
     python play.py RUN_DIR --episodes 1 --video pong.mp4
     python play.py RUN_DIR --render
 
@@ -23,7 +23,7 @@ from PIL import Image
 
 from lib.arguments import OneLineParser
 from lib.checkpoints import KINDS, SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
-from lib.evaluation import SEED, describe, load_network, make_env, play_games
+from lib.evaluation import SEED, describe, load_agent, make_env, play_games
 
 FPS = 15  # of a video: a frame per agent step is what one sees at the console's own speed
 VIDEOS = (".mp4", ".gif")
@@ -57,7 +57,7 @@ def parse() -> argparse.Namespace:
     try:
         args.checkpoint = find_checkpoint(args.run_dir, *KINDS)
         args.contents = read_checkpoint(args.checkpoint)
-        args.network = load_network(args.contents)
+        args.network, args.recipe = load_agent(args.contents)
     except CheckpointError as error:
         parser.error(str(error))
     return args
@@ -96,9 +96,8 @@ def record(env: gym.Env, file: Path, folder: str) -> gym.Env:
 def main() -> None:
     """Play."""
     args = parse()
-    settings = args.contents[SETTINGS]["hyperparameters"]
     mode = "human" if args.render else "rgb_array" if args.video else None
-    env = make_env(settings, render_mode=mode)
+    env = make_env(args.recipe, render_mode=mode)
     frames = args.contents["progress"]["frames"]
     print(f"{args.checkpoint}: {args.contents[SETTINGS]['script']} after {frames:,} frames")
     with tempfile.TemporaryDirectory() as folder:

@@ -359,9 +359,12 @@ def _import(script: Path) -> ModuleType:
     return module
 
 
+MACHINE_TELLS = ("device",)  # records have it of the machine
+
+
 def _as_settings(values: dict[str, Any]) -> dict[str, Setting]:
     return {
         name: value if isinstance(value, str) else float(value)
         for name, value in values.items()
-        if name not in ("seed", *UNIMPORTANT) and value is not None
+        if name not in ("seed", *MACHINE_TELLS, *UNIMPORTANT) and value is not None
     }

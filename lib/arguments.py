@@ -7,20 +7,34 @@ flag of the same name; rungs with settings of their own inherit from ``Hyperpara
 import argparse
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import gymnasium as gym
+import psutil
 import torch
 
 from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
 from lib.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
+from lib.devices import PRECISIONS, choose_precision, missing_device, shares_memory
+from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
 
 # What a run that goes on does not take over, and what it may have another value of.
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")
 FREE = (*OF_ONE_CALL, "stop_reward", "checkpoint_every", "checkpoint_replay", "player_timeout")
+# How --help groups the flags, and in which order; those of no group here are of learning.
+RUN = (
+    *("seed", "max_frames", "stop_reward", "cuda", "device", "amp", "precision"),
+    *("run_dir", "resume", "checkpoint_every", "checkpoint_replay"),
+)
+PLAYING = (
+    *("env", "any_game", "envs", "steps", "rollout", "play_device", "sync_frames"),
+    *("player_timeout", "epsilon_start", "epsilon_final", "epsilon_frames"),
+    *("epsilon_floor", "epsilon_floor_frames"),
+)
+WRAPPERS = ("noop_max", "max_pool", "episodic_life", "fire_reset", "clip_reward", "stack", "resize")
 MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
 
 
@@ -53,7 +67,8 @@ def option(
 class CommonOptions:
     """The settings that every rung has."""
 
-    cuda: bool = option(False, "train on the GPU")
+    cuda: bool = option(False, "train on the GPU: --device cuda")
+    device: str = option("", "where to train: cpu, cuda, cuda:1 or mps (default: cpu)")
     seed: int = option(0, "seed of everything random", 0, 2_000_000_000)
     env: str = option("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
     stop_reward: float = option(17.0, "solved when avg_reward reaches this", -1e9, 1e9)
@@ -63,7 +78,7 @@ class CommonOptions:
         5_000, "updates between checkpoints, also saved at the end; 0: none", 0, 10**9
     )
     checkpoint_replay: bool = option(False, "keep the replay buffer in checkpoints, too")
-    resume: str = option("", "go on with the run in this folder, with its settings")
+    resume: str = option("", "resume the run in this folder, with its settings")
     amp: bool = option(False, "update in bfloat16 where autocast thinks it safe")
     learning_rate: float = option(1e-4, "of Adam", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
@@ -72,14 +87,37 @@ class CommonOptions:
     epsilon_final: float = option(0.02, "share of random actions in the end", 0, 1)
     epsilon_frames: int = option(100_000, "frames in which epsilon falls", 1, 10**12)
 
+    def __post_init__(self) -> None:
+        device = self.device or ("cuda" if self.cuda else "cpu")
+        object.__setattr__(self, "device", device)
+        object.__setattr__(self, "cuda", self.cuda or device.startswith("cuda"))
+
+    @property
+    def training_device(self) -> torch.device:
+        """Where the network learns."""
+        return torch.device(self.device)
+
+    def remarks(self) -> Iterator[str]:
+        """What is done in another way on this device, a line each."""
+        if self.training_device.type == "mps":
+            yield "mps: no CUDA graph, nothing compiled, and float32 unless told otherwise"
+
+    @property
+    def recipe(self) -> Recipe:
+        """How states are made; what a rung has no setting for is DeepMind's."""
+        names = [entry.name for entry in fields(Recipe) if hasattr(self, entry.name)]
+        return Recipe(**{name: getattr(self, name) for name in names})
+
     def problem(self) -> str | None:
         """What is wrong with the settings as a whole, in one line; None if nothing is."""
         try:
             check_env_id(self.env)
         except ValueError as error:
             return f"--env: {error}"
-        if self.cuda and not torch.cuda.is_available():
-            return f"--cuda: torch {torch.__version__} finds no usable GPU on this machine"
+        if self.cuda and not self.device.startswith("cuda"):
+            return f"--cuda: contradicts --device {self.device}"
+        if message := missing_device(self.device):
+            return f"{'--cuda' if self.device == 'cuda' else '--device'}: {message}"
         if self.epsilon_final > self.epsilon_start:
             return "--epsilon-final is more than --epsilon-start"
         samples = self.batch_size * getattr(self, "envs", 1) * getattr(self, "steps", 1)
@@ -100,7 +138,7 @@ class Hyperparams(CommonOptions):
         """As ``CommonOptions.problem``."""
         if self.replay_initial > self.replay_size:
             return "--replay-initial is more than --replay-size: training would never begin"
-        needed, present = self.replay_size * 7_600, _memory_bytes()
+        needed, present = self.replay_size * 7_600, psutil.virtual_memory().total
         if needed > present:
             return (
                 f"--replay-size: {self.replay_size:,} transitions take "
@@ -126,8 +164,24 @@ class PlayerOptions(Hyperparams):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.play_device and not self.sync_frames:
             object.__setattr__(self, "sync_frames", 4)
+
+    @property
+    def training_device(self) -> torch.device:
+        """As ``CommonOptions.training_device``; the player's process has to reach the weights."""
+        device = super().training_device
+        return torch.device("cpu") if device.type == "mps" else device
+
+    def remarks(self) -> Iterator[str]:
+        """As ``CommonOptions.remarks``."""
+        yield from super().remarks()
+        asked = torch.device(self.device)
+        if asked.type == "mps":
+            yield "the player's process cannot share weights on mps: training on the CPU instead"
+        elif not self.play_device and not shares_memory(asked):
+            yield "processes cannot share memory of the GPU on Windows: the player acts on the CPU"
 
     @property
     def own_copy(self) -> bool:
@@ -137,11 +191,67 @@ class PlayerOptions(Hyperparams):
     @property
     def player_device(self) -> str:
         """Where the player acts."""
-        return self.play_device or ("cuda" if self.cuda else "cpu")
+        device = self.training_device
+        return self.play_device or (str(device) if shares_memory(device) else "cpu")
 
     def problem(self) -> str | None:
         """As ``Hyperparams.problem``."""
-        return super().problem() or _missing_device(self.player_device)
+        if message := super().problem():
+            return message
+        message = missing_device(self.player_device)
+        return f"--play-device: {message}" if message else None
+
+
+@dataclass(frozen=True)
+class PongOptions(CommonOptions):
+    """What rungs add that see and play only the part of the game that Pong needs."""
+
+    any_game: bool = option(False, "use all actions and the whole picture, not only Pong's part")
+
+    @property
+    def recipe(self) -> Recipe:
+        """As ``CommonOptions.recipe``, with Pong's rows and actions."""
+        recipe = super().recipe
+        return recipe if self.any_game else replace(recipe, rows=PONG_ROWS, actions=PONG_ACTIONS)
+
+    def problem(self) -> str | None:
+        """As ``CommonOptions.problem``."""
+        if not self.any_game and not self.env.startswith("Pong"):
+            return f"--env: {self.env} needs --any-game, Pong's part is not enough for it"
+        return super().problem()
+
+
+@dataclass(frozen=True)
+class PrecisionOptions(CommonOptions):
+    """What rungs add that choose what their gradients are computed in.
+
+    ``auto`` is replaced by what it stands for at once, so that the records and the checkpoints
+    say what was used, and a run that is resumed on another machine keeps it.
+    """
+
+    precision: str = option(
+        "auto",
+        "of gradients; auto: bfloat16 where the processor has units for it (or with --amp), "
+        "or else float32",
+        choices=PRECISIONS,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.precision == "auto" and not missing_device(self.device):
+            chosen = "bfloat16" if self.amp else choose_precision(self.training_device)
+            object.__setattr__(self, "precision", chosen)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the gradients."""
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.precision]
+
+    def problem(self) -> str | None:
+        """As ``CommonOptions.problem``."""
+        if self.amp and self.precision == "float32":
+            return "--precision: float32 contradicts --amp, which is bfloat16"
+        return super().problem()
 
 
 @dataclass(frozen=True)
@@ -182,12 +292,19 @@ class OneLineParser(argparse.ArgumentParser):
 def parse(options: type[Options], description: str, argv: Sequence[str] | None = None) -> Options:
     """Read the command line; a bad value ends the program with one line and exit code 2."""
     parser = OneLineParser(
+        usage="%(prog)s [flags]",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for entry in fields(options):
-        _add_flag(parser, entry)
+    entries = {entry.name: entry for entry in fields(options)}
+    learning = [name for name in entries if name not in (*RUN, *PLAYING, *WRAPPERS)]
+    groups = {"run": RUN, "learning": learning, "playing": PLAYING, "wrappers": WRAPPERS}
+    for title, names in groups.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            if name in entries:
+                _add_flag(group, entries[name])
     values = options(**vars(parser.parse_args(argv)))
     if values.resume:
         settings = _settings_of(values.resume, parser)
@@ -216,9 +333,9 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> dict[str, Any]
     return settings["hyperparameters"]
 
 
-def _add_flag(parser: argparse.ArgumentParser, entry: Field) -> None:
+def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
     meta, flag = entry.metadata, "--" + entry.name.replace("_", "-")
-    default = "" if entry.default is None else f" (default: {entry.default})"
+    default = "" if entry.default in (None, "") else f" (default: {entry.default})"
     if meta["type"] is bool:
         # Plain flags stay plain; what is on by default can be switched off with --no-...
         action = argparse.BooleanOptionalAction if entry.default else "store_true"
@@ -246,23 +363,6 @@ def _checked(text: str, meta: Any) -> Any:
     if not meta["low"] <= number <= meta["high"]:  # not-a-number fails here, too
         raise argparse.ArgumentTypeError(f"{text} is outside {meta['low']:,g} to {meta['high']:,g}")
     return number
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _missing_device(name: str) -> str | None:
-    """Why there is no such device for a player; None if there is."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type == "cpu" or (
-        device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
-    ):
-        return None
-    return f"--play-device: {name!r} is not cpu and no GPU of this machine"
 
 
 def _unwritable(folder: Path) -> str | None:

@@ -7,6 +7,7 @@ named by the number of updates until then: ``latest-12000.pt``, ``best-9000.pt``
 
 import pickle
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is no checkpoint, damaged, or another program's.
     """
+    mapped = sys.platform != "win32"  # which deletes no file that is mapped, and old ones are
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
         reason = str(error).strip().split("\n")[0].split(". ")[0][:120] or type(error).__name__
         raise CheckpointError(f"{path} is damaged, or no checkpoint: {reason}") from None

@@ -5,14 +5,17 @@ an update lies outside of what the compiler sees. It puts conversions, activatio
 whole of Adam into loops that read and write memory once.
 """
 
-import copy
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from statistics import median
 from time import perf_counter
 
 import torch
 from torch import nn
 from torch.func import functional_call
+from tqdm import tqdm
+
+from lib.devices import compiles
 
 Weights = dict[str, torch.Tensor]
 
@@ -115,33 +118,10 @@ class MixedWeights:
             self.compute[name].copy_(weight)
 
 
-def fastest_dtype(network: nn.Module, states_shape: tuple[int, ...]) -> torch.dtype:
-    """What this device computes gradients of the network in sooner; says so in a line.
-
-    Args:
-        network: that is to learn.
-        states_shape: of the uint8 states of an update, (batch, stack, height, width).
-    """
-    states = torch.zeros(states_shape, dtype=torch.uint8, device=next(network.parameters()).device)
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        trial = copy.deepcopy(network).to(dtype)
-        times = []
-        for _ in range(7):
-            begin = perf_counter()
-            trial(states).float().square().mean().backward()
-            if states.is_cuda:
-                torch.cuda.synchronize()
-            times.append(perf_counter() - begin)
-        seconds[dtype] = median(times)
-    best = min(seconds, key=lambda dtype: seconds[dtype])
-    told = ", ".join(f"{value * 1e3:.2f} ms in {dtype}" for dtype, value in seconds.items())
-    print(f"gradients of {len(states)} states take {told}: updates use {best}", flush=True)
-    return best
-
-
 class CompiledUpdate:
     """An update, compiled, and on the GPU recorded once and replayed as one CUDA graph.
+
+    Where it cannot be compiled, as on a CPU without a C++ compiler, it runs as it is.
 
     It must find everything it reads in tensors that stay in their place, and must not wait for
     the device.
@@ -152,8 +132,8 @@ class CompiledUpdate:
     """
 
     def __init__(self, update: Callable[[], torch.Tensor], device: torch.device) -> None:
-        self._device = device
-        self._call = torch.compile(update, fullgraph=True)
+        self._update, self._device = update, device
+        self._call = torch.compile(update, fullgraph=True) if compiles(device) else update
 
     def ready_for(self, turns: Iterable[None]) -> Iterator[None]:
         """The same turns to update, but compile, and capture, before the first.
@@ -164,13 +144,33 @@ class CompiledUpdate:
         ready = False
         for _ in turns:
             if not ready:
-                begin = perf_counter()
-                self._call()
+                if compiles(self._device):
+                    self._compile()
                 if self._device.type == "cuda":
                     self._call = self._capture()
-                print(f"compiled the update in {perf_counter() - begin:.1f} seconds", flush=True)
                 ready = True
             yield
+
+    def _compile(self) -> None:
+        """Compile, with the first update; where that cannot be, say so and go without."""
+        from torch._dynamo.exc import ShortenTraceback  # the compiler's own failures; late: slow
+
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its cache")  # set by the compiler
+        _say(f"compiling the update: up to a minute, seconds if {cache} has it from an earlier run")
+        begin = perf_counter()
+        try:
+            self._call()
+        except ShortenTraceback as error:
+            lines = str(error).strip().splitlines()
+            reason = next((line for line in lines if "error: " in line), lines[0]).strip()
+            _say(
+                "the update cannot be compiled and is slower without (it takes g++, clang or cl, "
+                f"and Python's headers): {reason}"
+            )
+            self._call = self._update
+            self._call()
+        else:
+            _say(f"compiled the update in {perf_counter() - begin:.1f} seconds")
 
     def __call__(self) -> torch.Tensor:
         """Update; the loss, on its device."""
@@ -192,3 +192,8 @@ class CompiledUpdate:
             return loss.clone()  # the next replay writes into the same place
 
         return replay
+
+
+def _say(line: str) -> None:
+    tqdm.write(line)  # above the live bar
+    sys.stdout.flush()

@@ -30,27 +30,19 @@ class Console:
 
     def attach(self, engine: Engine) -> None:
         """Listen to the engine."""
-        engine.add_event_handler(Events.STARTED, self.filling_begins)
         engine.add_event_handler(PlayEvents.TRAINING_BEGINS, self.training_begins)
         engine.add_event_handler(PlayEvents.EPISODE_COMPLETED, self.episode_completed)
         engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
         engine.add_event_handler(Events.COMPLETED, self.close)
         engine.add_event_handler(Events.EXCEPTION_RAISED, self.fail)
 
-    def filling_begins(self, engine: Engine) -> None:
-        """Say why it is fast now."""
-        if engine.state.update_due:  # it goes on with the replay buffer of an earlier run
-            return
-        what = f"filling the replay buffer with {self.initial:,} frames"
-        self.say(f"{what if self.initial else 'playing'}, no updates yet: this is fast")
-
     def training_begins(self, engine: Engine) -> None:
         """Say why it is slower from now on."""
         state = engine.state
-        drops = f"FPS drops from the {state.avg_fps:,.0f} of filling, because "
+        rate = f" ({state.avg_fps:,.0f} FPS)" if state.avg_fps else ""
         self.say(
-            f"training begins at frame {state.frames:,}: {drops if state.avg_fps else ''}"
-            "from here on an update comes with the frames"
+            f"training begins at frame {state.frames:,}: filling{rate} made no updates, from here "
+            "on they come with the frames"
         )
 
     def episode_completed(self, engine: Engine) -> None:

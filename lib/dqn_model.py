@@ -1,5 +1,7 @@
 """The Nature DQN network."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -14,6 +16,9 @@ class DQN(nn.Module):
         n_actions: number of discrete actions.
         channels: of the three convolutions.
         hidden: units of the hidden layer.
+
+    Attributes:
+        arguments: these, so that a checkpoint can say how to make the network again.
     """
 
     def __init__(
@@ -24,6 +29,12 @@ class DQN(nn.Module):
         hidden: int = 512,
     ) -> None:
         super().__init__()
+        self.arguments: dict[str, Any] = {
+            "input_shape": tuple(input_shape),
+            "n_actions": int(n_actions),
+            "channels": channels,
+            "hidden": hidden,
+        }
         first, second, third = channels
         self.conv = nn.Sequential(
             nn.Conv2d(input_shape[0], first, kernel_size=8, stride=4),
@@ -77,6 +88,7 @@ class NormalizedDQN(DQN):
 
     def __init__(self, input_shape: tuple[int, int, int], n_actions: int) -> None:
         super().__init__(input_shape, 1 + n_actions, channels=(32, 32, 32), hidden=256)
+        self.arguments = {"input_shape": tuple(input_shape), "n_actions": int(n_actions)}
         self.fc.insert(1, nn.LayerNorm(256))
         for name, parameter in (*self.conv.named_parameters(), *self.fc[0].named_parameters()):
             if name.endswith("weight"):
@@ -94,6 +106,9 @@ class NormalizedDQN(DQN):
         heads = self.fc[-1](hidden.to(self.fc[-1].weight.dtype))
         value, advantages = heads[:, :1], heads[:, 1:]
         return value + advantages - advantages.mean(1, keepdim=True)
+
+
+NETWORKS: dict[str, type[DQN]] = {network.__name__: network for network in (DQN, NormalizedDQN)}
 
 
 def adam(network: nn.Module, learning_rate: float) -> torch.optim.Adam:

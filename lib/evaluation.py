@@ -12,39 +12,37 @@ from gymnasium.wrappers import TransformAction, TransformObservation
 
 from lib.atari_wrappers import make_atari, wrap_deepmind
 from lib.checkpoints import SETTINGS, CheckpointError
-from lib.dqn_model import DQN, NormalizedDQN
+from lib.dqn_model import DQN, NETWORKS
 from lib.experience import Episode, EpsilonGreedyAgent, LinearSchedule, QFunction
+from lib.recipe import Recipe
 from lib.run import Run
 
 EPISODES = 30
 EPSILON = 0.01
 SEED = 1_000_000  # of the first game; far from those of training
-PONG_ACTIONS = (0, 2, 3)  # of six, those that differ: stay, up, down
-PONG_ROWS = slice(13, 78)  # of 84, those between the walls; above them is the score
 
 
-def make_env(settings: dict[str, Any], **kwargs: Any) -> gym.Env:
+def make_env(recipe: Recipe, **kwargs: Any) -> gym.Env:
     """The environment to judge a run by: DeepMind's, with no-op starts, and a life is no game.
 
-    Frame skip with or without max-pooling, stack, resizing, rows and actions are as in training.
-
     Args:
-        settings: the run's hyperparameters; what a rung cannot choose may be missing.
+        recipe: frame skip, resizing, stack, rows and actions, as in training.
         kwargs: passed to ``gymnasium.make``.
     """
     env: gym.Env = wrap_deepmind(
-        make_atari(settings["env"], max_pool=settings.get("max_pool", True), **kwargs),
+        make_atari(recipe.env, max_pool=recipe.max_pool, **kwargs),
         episodic_life=False,
-        stack=settings.get("stack", 4),
-        resize=settings.get("resize", "opencv-area"),
+        stack=recipe.stack,
+        resize=recipe.resize,
     )
-    if settings.get("any_game", True):
-        return env
     assert isinstance(env.observation_space, Box)
-    low, high = env.observation_space.low[:, PONG_ROWS], env.observation_space.high[:, PONG_ROWS]
+    rows, actions = slice(*recipe.rows), recipe.actions
+    low, high = env.observation_space.low[:, rows], env.observation_space.high[:, rows]
     space = Box(low, high, dtype=np.uint8)
-    env = TransformObservation(env, lambda state: state[:, PONG_ROWS], space)
-    return TransformAction(env, lambda action: PONG_ACTIONS[action], Discrete(len(PONG_ACTIONS)))
+    env = TransformObservation(env, lambda state: state[:, rows], space)
+    if actions is None:
+        return env
+    return TransformAction(env, lambda action: actions[action], Discrete(len(actions)))
 
 
 def play_games(
@@ -86,7 +84,7 @@ def evaluate(q_function: QFunction, run: Run) -> list[float]:
     Returns:
         The unclipped reward of each game.
     """
-    env = make_env(vars(run.hyperparams))
+    env = make_env(run.hyperparams.recipe)
     games = play_games(env, q_function, EPSILON, run.device)
     rewards: list[float] = []
     for number, game in zip(range(1, EPISODES + 1), games, strict=False):
@@ -104,26 +102,25 @@ def describe(rewards: Sequence[float]) -> str:
     )
 
 
-def load_network(checkpoint: dict[str, Any]) -> DQN:
-    """The network of a checkpoint, ready to play on the CPU.
+def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Recipe]:
+    """The network of a checkpoint, ready to play on the CPU, and what it was trained on.
 
     Raises:
-        CheckpointError: the weights are not those of a network of this project.
+        CheckpointError: it does not say, or the weights are not those of that network.
     """
-    weights = checkpoint.get("net", {})
-    weights = weights.get("weights", weights)  # one that is learned in two precisions
+    settings = checkpoint[SETTINGS]
+    if "network" not in settings:
+        raise CheckpointError(
+            f"the checkpoint of {settings['script']} does not say what its network is: it was "
+            "saved by an earlier version, play it with that"
+        )
+    told, weights = settings["network"], checkpoint.get("net", {})
     try:
-        any_game = checkpoint[SETTINGS]["hyperparameters"].get("any_game", True)
-        height = 84 if any_game else PONG_ROWS.stop - PONG_ROWS.start
-        stack = weights["conv.0.weight"].shape[1]
-        outputs = list(weights.values())[-1].shape[0]
-        network: DQN
-        if "fc.3.weight" in weights:
-            network = NormalizedDQN((stack, height, 84), outputs - 1)  # the value is one of them
-        else:
-            network = DQN((stack, 84, 84), outputs)
-        network.load_state_dict(weights)
-    except (KeyError, IndexError, RuntimeError) as error:
-        script = checkpoint[SETTINGS]["script"]
-        raise CheckpointError(f"the weights of {script} fit no network: {error}") from None
-    return network
+        recipe = Recipe(**settings["recipe"])
+        network = NETWORKS[told["class"]](**told["arguments"])
+        # One that is learned in two precisions has the exact ones, and Adam's averages.
+        network.load_state_dict(weights.get("weights", weights))
+    except (KeyError, TypeError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"the weights of {settings['script']} fit not: {reason}") from None
+    return network, recipe

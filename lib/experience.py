@@ -52,6 +52,58 @@ class LinearSchedule:
         return self.start + progress * (self.final - self.start)
 
 
+class Maximum:
+    """The highest of several schedules."""
+
+    def __init__(self, *schedules: Schedule) -> None:
+        self.schedules = schedules
+
+    def __call__(self, frame: int) -> float:
+        """The value at this frame."""
+        return max(schedule(frame) for schedule in self.schedules)
+
+
+class Exploration:
+    """Replaces greedy actions by random ones with probability epsilon.
+
+    For a rung that needs the values of all states anyway; ``EpsilonGreedyAgent`` asks the network
+    only for those that it acts on.
+
+    Args:
+        n_actions: number of discrete actions.
+        epsilon: the schedule, by frame.
+        seed: of the random actions.
+    """
+
+    def __init__(self, n_actions: int, epsilon: Schedule, seed: int = 0) -> None:
+        self.n_actions = n_actions
+        self.epsilon = epsilon
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, greedy: torch.Tensor, frame: int) -> np.ndarray:
+        """Choose the actions to play at this frame.
+
+        Args:
+            greedy: the best ones, int64, (n,), on any device.
+            frame: for epsilon.
+
+        Returns:
+            int64, (n,).
+        """
+        actions = greedy.cpu().numpy().copy()
+        at_random = self._rng.random(len(actions)) < self.epsilon(frame)
+        actions[at_random] = self._rng.integers(self.n_actions, size=at_random.sum())
+        return actions
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"random": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        self._rng.bit_generator.state = state["random"]
+
+
 class EpsilonGreedyAgent:
     """Acts at random with probability epsilon and greedily otherwise.
 

@@ -20,9 +20,23 @@ def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: flo
     Returns:
         A float32 scalar. The gradient flows through ``q`` alone if ``next_q`` carries none.
     """
-    taken = q.gather(1, batch.actions.unsqueeze(1)).squeeze(1)
     best_next = next_q.amax(1).float().masked_fill(batch.terminated, 0.0)
-    return mse_loss(taken.float(), batch.rewards + gamma * best_next)
+    return squared_error(q, batch.actions, batch.rewards + gamma * best_next)
+
+
+def squared_error(q: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean squared error of the values of the actions that were taken.
+
+    Args:
+        q: values of all actions, (batch, actions).
+        actions: those taken, int64, (batch,).
+        targets: what their values should be, float32, (batch,).
+
+    Returns:
+        A float32 scalar.
+    """
+    taken = q.gather(1, actions.unsqueeze(1)).squeeze(1)
+    return mse_loss(taken.float(), targets)
 
 
 def lambda_returns(

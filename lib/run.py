@@ -23,15 +23,14 @@ import numpy as np
 import torch
 from ignite.engine import State
 from ignite.handlers import TensorboardLogger
-from torch.utils.tensorboard.summary import hparams
 
-from lib.arguments import Options, parse
+from lib.arguments import CommonOptions, Options, parse
 from lib.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
+from lib.columns import summarize
 
 LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 EVENT_FILES = "events.out.tfevents.*"
-OUTCOME = ("frames", "updates", "episodes", "seconds", "fps", "avg_reward", "solved")
 
 
 class Failure(Exception):  # noqa: N818, it is how a run ends
@@ -78,7 +77,9 @@ def launch(
     try:
         hyperparams = parse(options, description)
         signal.signal(signal.SIGTERM, _exit_on_signal)
-        device = torch.device("cuda" if hyperparams.cuda else "cpu")
+        device = hyperparams.training_device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # streams and graphs are made on the current one
         prepare_torch(hyperparams.seed)
         try:
             folder, checkpoint = open_folder(hyperparams, script)
@@ -87,7 +88,10 @@ def launch(
             print(f"{script}: error: {flag}: {error}", file=sys.stderr)
             sys.exit(2)
         machine = describe_machine(device)
-        print(f"{script} on " + ", ".join(f"{name} {value}" for name, value in machine.items()))
+        told = ", ".join(f"{name} {value}" for name, value in machine.items())
+        print(f"{script} in {describe_precision(hyperparams)} on {told}")
+        for remark in hyperparams.remarks():
+            print(remark)
         print(f"run folder {folder}", flush=True)
         if checkpoint:
             progress = checkpoint["progress"]
@@ -98,11 +102,10 @@ def launch(
         # Curves should be on the screen of whoever watches within seconds.
         with TensorboardLogger(folder, flush_secs=5) as tensorboard:
             run = Run(hyperparams, device, folder, tensorboard, script, checkpoint)
-            metrics = {f"outcome/{name}": 0 for name in OUTCOME}
             settings = asdict(hyperparams) | {"script": script} | machine
-            experiment, begin, end = hparams(settings, metrics)
+            columns, begin, end = summarize(settings)
             if not checkpoint:
-                for summary in (experiment, begin):  # an unfinished run is listed, too
+                for summary in (columns, begin):  # an unfinished run is listed, too
                     tensorboard.writer.file_writer.add_summary(summary)
             state = train(hyperparams, run)
             outcome = describe_outcome(state)
@@ -143,7 +146,9 @@ def keep_freed_memory() -> None:
     returns them, and the kernel clears thousands of pages anew for each update: measured at
     96 samples, 8 of 36 ms.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc alone has it
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc alone has it, musl has not
     if mallopt:
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc accepts
         mallopt(M_TRIM_THRESHOLD, 512 * 2**20)
@@ -175,7 +180,7 @@ def make_folder(hyperparams: Options, script: str) -> Path:
     """Make the folder of this run; no other run has it, even one of the same second."""
     game = hyperparams.env.split("NoFrameskip")[0].lower()
     started = time.strftime("%Y-%m-%dT%H-%M-%S")
-    name = f"{started}-{game}-{script}-seed{hyperparams.seed}"
+    name = f"{script}-{game}-seed{hyperparams.seed}-{started}"
     for attempt in range(1, 1000):
         folder = Path(hyperparams.run_dir) / (name if attempt == 1 else f"{name}-{attempt}")
         try:
@@ -188,16 +193,22 @@ def make_folder(hyperparams: Options, script: str) -> Path:
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
     """Say what the run runs on, in the order of interest."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
+    gpus = {"cuda": torch.cuda.get_device_name, "mps": lambda _: "Apple"}
     machine: dict[str, str | int] = {
-        "device": device.type,
-        "gpu": gpu,
+        "device": str(device),
+        "gpu": gpus.get(device.type, lambda _: "none")(device),
         "cpu": _cpu_name(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
     }
     return machine | {library.__name__: str(library.__version__) for library in LIBRARIES}
+
+
+def describe_precision(hyperparams: CommonOptions) -> str:
+    """What updates are computed in: the rung's own choice, or that of autocast, or float32."""
+    autocast = "bfloat16 autocast" if hyperparams.amp else "float32"
+    return getattr(hyperparams, "precision", autocast)
 
 
 def cores() -> int:
@@ -214,6 +225,7 @@ def describe_outcome(state: State) -> dict[str, float]:
         "updates": state.iteration,
         "episodes": state.episodes,
         "seconds": state.time_passed,
+        "minutes": state.time_passed / 60,
         "fps": state.avg_fps,
         "avg_reward": state.avg_reward,
         "solved": float(state.solved),

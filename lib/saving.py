@@ -22,14 +22,23 @@ REPLAY = ("buffer", "experience")
 
 
 class Settings:
-    """The script and its hyperparameters, for a checkpoint."""
+    """The script, its hyperparameters, and what it takes to play with its network."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, net: Any) -> None:
         self.run = run
+        self.network = getattr(net, "network", net)  # one that is learned in two precisions
 
     def state_dict(self) -> dict[str, Any]:
-        """What a run that goes on must agree with."""
-        return {"script": self.run.script, "hyperparameters": asdict(self.run.hyperparams)}
+        """What a run that is resumed must agree with, and what ``lib.evaluation`` loads."""
+        kept = {
+            "script": self.run.script,
+            "hyperparameters": asdict(self.run.hyperparams),
+            "recipe": asdict(self.run.hyperparams.recipe),
+        }
+        if self.network is not None:
+            name = type(self.network).__name__
+            kept["network"] = {"class": name, "arguments": self.network.arguments}
+        return kept
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing: the command line was held against it, see ``lib.arguments``."""
@@ -82,7 +91,7 @@ def save_checkpoints(
     if not hp.checkpoint_replay:
         learned = {name: kept for name, kept in learned.items() if name not in REPLAY}
 
-    everything = {SETTINGS: Settings(run), **learned, **figures}
+    everything = {SETTINGS: Settings(run, learned.get("net")), **learned, **figures}
 
     def checkpoint(kind: str, count: int, **how: Any) -> Checkpoint:
         return Checkpoint(

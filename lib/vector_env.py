@@ -5,7 +5,7 @@ Stepping is split in two: ``send`` hands the actions over and returns at once, `
 for the frames. What happens in between costs no playing time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -40,7 +40,8 @@ class StackedVectorEnv:
         seed: game ``i`` is seeded with ``seed + i``.
         threads: that emulate; 0 for one per core.
         max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
-        rows: of the 84 that a state shows.
+        rows: the part of the 84 rows that a state shows, from the first to before the second.
+        actions: those of the game that are played; None for all of them.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class StackedVectorEnv:
         seed: int = 0,
         threads: int = 0,
         max_pool: bool = True,
-        rows: slice = slice(None),
+        rows: tuple[int, int] = (0, 84),
+        actions: Sequence[int] | None = None,
     ) -> None:
-        self._rows = rows
+        self._rows = slice(*rows)
         self._envs = AtariVectorEnv(
             gym.spec(env_id).kwargs["game"],
             num_envs,
@@ -63,16 +65,18 @@ class StackedVectorEnv:
             reward_clipping=False,  # episodes are reported unclipped
             autoreset_mode=AutoresetMode.SAME_STEP,
         )
-        self.n_actions = int(self._envs.single_action_space.n)
+        every = range(int(self._envs.single_action_space.n))
+        self._actions = np.array(every if actions is None else actions)
+        self.n_actions = len(self._actions)
         frames, _ = self._envs.reset(seed=seed)
         # uint8, (n, stack, height, width)
-        self.states = np.repeat(frames[:, :, rows], stack, axis=1)
+        self.states = np.repeat(frames[:, :, self._rows], stack, axis=1)
         self._rewards = np.zeros(num_envs)
         self._steps = np.zeros(num_envs, dtype=np.int64)
 
     def send(self, actions: np.ndarray) -> None:
-        """Let the games go on with these actions, int64 (n,)."""
-        self._envs.send(actions)
+        """Let the games go on with these actions: int64 (n,), places in ``actions``."""
+        self._envs.send(self._actions[actions])
 
     def recv(self) -> VectorStep:
         """Wait for all games; ``states`` are the new ones afterwards, in a new array."""

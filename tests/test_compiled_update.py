@@ -1,8 +1,13 @@
 """The compiled update in bfloat16 against the plain one in float32."""
 
 import copy
+import os
+import subprocess
+import sys
 
+import pytest
 import torch
+from conftest import ROOT
 from torch.func import grad_and_value
 
 from lib.compiled_update import CompiledUpdate, MixedWeights
@@ -74,3 +79,32 @@ def test_it_is_the_plain_update() -> None:
     rough_losses = functional_updates(rough, batch, torch.bfloat16, 5)
     assert torch.allclose(torch.tensor(rough_losses), torch.tensor(losses), rtol=0.05)
     assert torch.cosine_similarity(flat(rough) - flat(start), step, dim=0) > 0.9
+
+
+@pytest.mark.parametrize("script", ["06_compiled_update", "07_speedrun"])
+def test_without_a_compiler_it_runs_uncompiled_and_says_so(script, tmp_path):
+    flags = ["--envs", "2", "--batch-size", "4", "--max-frames", "500", "--run-dir", "runs"]
+    flags += ["--rollout", "50"] if script == "07_speedrun" else ["--replay-initial", "300"]
+    kept = {name: value for name, value in os.environ.items() if name not in ("CXX", "CC")}
+    environment = kept | {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    result = subprocess.run(
+        [sys.executable, str(ROOT / f"{script}.py"), *flags],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=120,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.count("the update cannot be compiled") == 1
+    assert "compiled the update in" not in result.stdout
+    assert "frame limit reached" in result.stdout.splitlines()[-1]
+
+
+def test_an_update_that_is_wrong_fails_compiled_or_not():
+    def update() -> torch.Tensor:
+        return torch.zeros(2) @ torch.zeros(3)
+
+    learn = CompiledUpdate(update, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="size"):
+        next(iter(learn.ready_for([None])))

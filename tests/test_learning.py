@@ -13,7 +13,13 @@ from ignite.engine import Engine
 from lib.atari_wrappers import FrameStack
 from lib.dqn_model import DQN, adam
 from lib.events import COUNTERS, PlayEvents, replay_batches
-from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearSchedule
+from lib.experience import (
+    EpsilonGreedyAgent,
+    ExperienceSource,
+    Exploration,
+    LinearSchedule,
+    Maximum,
+)
 from lib.handlers import track_reward
 from lib.loss import bellman_loss
 from lib.replay_buffer import Batch, ReplayBuffer
@@ -75,6 +81,25 @@ def test_epsilon_falls_linearly_and_stays():
     assert epsilon(0) == 1.0
     assert epsilon(50_000) == pytest.approx(0.51)
     assert epsilon(100_000) == epsilon(10**9) == pytest.approx(0.02)
+
+
+def test_the_highest_of_two_schedules():
+    epsilon = Maximum(LinearSchedule(1.0, 0.0, 100), LinearSchedule(0.2, 0.1, 1_000))
+    assert [epsilon(frame) for frame in (0, 50, 100, 1_000)] == pytest.approx([1, 0.5, 0.19, 0.1])
+
+
+def test_exploration_replaces_greedy_actions_and_can_be_resumed():
+    greedy = torch.full((1_000,), 2)
+    explore = Exploration(3, LinearSchedule(0.0, 0.6, 10), seed=1)
+    assert (explore(greedy, 0) == 2).all()
+    kept = explore.state_dict()
+    actions = explore(greedy, 10)
+    assert (greedy == 2).all()
+    counts = np.bincount(actions)
+    assert np.allclose(counts / 1_000, [0.2, 0.2, 0.6], atol=0.05)
+    resumed = Exploration(3, LinearSchedule(0.0, 0.6, 10), seed=2)
+    resumed.load_state_dict(kept)
+    assert np.array_equal(resumed(greedy, 10), actions)
 
 
 def test_agent_explores_with_epsilon_and_is_greedy_otherwise():

@@ -7,7 +7,10 @@ import torch
 from conftest import read_events, run_rung
 
 from lib.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
+from lib.devices import has_bfloat16_units
 
+# What another machine would have chosen.
+FOREIGN = "float32" if has_bfloat16_units(torch.device("cpu")) else "bfloat16"
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
 
 
@@ -83,10 +86,13 @@ def test_a_checkpoint_holds_the_run(run):
     [
         ("03_parallel", QUICK),
         ("06_compiled_update", (*QUICK, "--envs", "2", "--checkpoint-replay")),
-        ("07_speedrun", ("--rollout", "50", "--envs", "2", "--batch-size", "4")),
+        (
+            "07_speedrun",
+            ("--rollout", "50", "--envs", "2", "--batch-size", "4", "--precision", FOREIGN),
+        ),
     ],
 )
-def test_the_other_rungs_go_on_too(script, flags, tmp_path):
+def test_the_other_rungs_resume_too(script, flags, tmp_path):
     assert run_rung(script, tmp_path, *flags, "--max-frames", "900").returncode == 0
     (run,) = tmp_path.iterdir()
     before = read_checkpoint(find_checkpoint(run, "latest"))
@@ -97,6 +103,9 @@ def test_the_other_rungs_go_on_too(script, flags, tmp_path):
     assert after["progress"]["frames"] >= 2_500
     assert after["progress"]["iteration"] > before["progress"]["iteration"]
     assert after["speed"]["seconds"] > before["speed"]["seconds"]
+    kept, resumed = (state["settings"]["hyperparameters"] for state in (before, after))
+    changed = {name for name in kept if kept[name] != resumed[name]}
+    assert changed == {"max_frames", "resume"}  # not the precision, which another machine chose
     events = read_events(tmp_path)
     for tag in events.Tags()["scalars"]:
         steps = [point.step for point in events.Scalars(tag)]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lib.device_replay import DeviceReplayBuffer
-from lib.evaluation import PONG_ROWS
 from lib.experience import Transition
+from lib.recipe import PONG_ROWS
 from lib.replay_buffer import ReplayBuffer
 from lib.vector_env import StackedVectorEnv, VectorExperienceSource
 
@@ -51,17 +51,17 @@ def test_whole_games_are_reported_and_begin_anew(played) -> None:
 
 def test_outside_of_the_playing_field_nothing_moves_but_the_score(played) -> None:
     seen = np.stack(played[0])
-    walls = (slice(9, PONG_ROWS.start), slice(PONG_ROWS.stop, 84))  # the score is above them
+    walls = (slice(9, PONG_ROWS[0]), slice(PONG_ROWS[1], 84))  # the score is above them
     for wall in walls:  # nothing in front of it: a row has one colour, another in the first frame
         assert (seen[..., wall, :] == seen[..., wall, :1]).all()
     whole = StackedVectorEnv("PongNoFrameskip-v4", N, STACK, seed=7)
     field = StackedVectorEnv("PongNoFrameskip-v4", N, STACK, seed=7, rows=PONG_ROWS)
     for action in (0, 2, 3, 2):
-        assert np.array_equal(field.states, whole.states[:, :, PONG_ROWS])
+        assert np.array_equal(field.states, whole.states[:, :, slice(*PONG_ROWS)])
         for envs in (whole, field):
             envs.send(np.full(N, action))
         step, cut = whole.recv(), field.recv()
-        assert np.array_equal(cut.frames, step.frames[:, :, PONG_ROWS])
+        assert np.array_equal(cut.frames, step.frames[:, :, slice(*PONG_ROWS)])
 
 
 def test_the_replay_buffer_returns_what_the_agent_saw(played) -> None:

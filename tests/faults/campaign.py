@@ -172,7 +172,7 @@ def player_fault(fault: str, rng: random.Random) -> float:
             program = Program(script, *flags)
             with nothing_left(program):
                 error = program.finish()
-            seconds = time.time() - float(told.read_text())
+                seconds = time.time() - float(told.read_text())
             cause = "RuntimeError" if fault == "raise" else "MemoryError"
         else:
             flags += ["--player-timeout", str(STOPPED_SECONDS)]

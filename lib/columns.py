@@ -1,0 +1,47 @@
+"""The columns of TensorBoard's HPARAMS tab: those that matter first, and the same for every rung.
+
+The tab has the columns that one of the runs names, whichever it finds first. So each run names
+those of all rungs, and runs of different rungs can be compared.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch.utils.tensorboard.summary import hparams
+
+# The tab opens on five settings and five figures. Of the settings it takes those that are
+# marked to differ, in the order of their names.
+FIRST = ("script", "seed", "stop_reward", "threads", "torch")
+OUTCOME = (
+    *("fps", "minutes", "avg_reward", "solved", "frames"),
+    *("updates", "episodes", "seconds"),
+)
+# What some rungs alone have; a test says which are missing here.
+NUMBERS = (
+    *("replay_size", "replay_initial", "target_sync", "envs", "steps", "stack", "rollout"),
+    *("sync_frames", "player_timeout", "noop_max", "max_pool", "episodic_life", "fire_reset"),
+    *("clip_reward", "any_game", "learning_rate_final", "learning_rate_frames", "adam_epsilon"),
+    *("epochs", "trace", "epsilon_floor", "epsilon_floor_frames"),
+)
+TEXTS = ("play_device", "resize", "precision")
+
+
+def summarize(settings: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """What TensorBoard is told of a run: the columns, the run's settings, and that it has ended.
+
+    Args:
+        settings: numbers, texts and switches by name, those of the machine among them.
+    """
+    every = dict.fromkeys(TEXTS, "") | dict.fromkeys(NUMBERS, 0.0) | dict(settings)
+    columns, *_ = hparams(every, {f"outcome/{name}": 0.0 for name in OUTCOME})
+    plugin = columns.value[0].metadata.plugin_data
+    told = HParamsPluginData.FromString(plugin.content)
+    for info in told.experiment.hparam_infos:
+        info.differs = info.name in FIRST
+        info.display_name = "rung" if info.name == "script" else info.name
+    for info in told.experiment.metric_infos:
+        info.display_name = info.name.tag.removeprefix("outcome/")
+    plugin.content = told.SerializeToString()
+    _, begin, end = hparams(dict(settings), {})
+    return columns, begin, end

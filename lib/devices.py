@@ -1,0 +1,63 @@
+"""What a device can do: asked of its features, not timed, so the same seed gives the same run."""
+
+import sys
+
+import torch
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+# Instructions that multiply bfloat16 numbers, as torch names them: on x86, and on ARM.
+BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+def missing_device(name: str) -> str | None:
+    """Why torch cannot compute there, in one line; None if it can.
+
+    Args:
+        name: as cpu, cuda, cuda:1 or mps.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda", "mps"):
+        return f"{name!r} is not cpu, cuda, cuda:1 (the second GPU) or mps (Apple's)"
+    present = {
+        "cpu": True,
+        "cuda": (device.index or 0) < torch.cuda.device_count(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not present[device.type]:
+        return f"torch {torch.__version__} finds no GPU {name} that it can use on this machine"
+    return None
+
+
+def shares_memory(device: torch.device) -> bool:
+    """Whether two processes can use the same weights there.
+
+    A process opens another's memory of an NVIDIA GPU through CUDA IPC, which Windows does not have.
+    """
+    return device.type == "cpu" or (device.type == "cuda" and sys.platform != "win32")
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether ``torch.compile`` is worth a try there; for Apple's GPUs it is an experiment."""
+    return device.type != "mps"
+
+
+def has_bfloat16_units(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 numbers in hardware, and torch makes use of it.
+
+    A GPU of NVIDIA does from compute capability 8.0 (Ampere) on. On a CPU oneDNN has to be part of
+    torch, too: that of macOS comes without it, and what replaces it is slower than float32.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cpu" and torch.backends.mkldnn.is_available():
+        capabilities = torch.cpu.get_capabilities()
+        return any(capabilities.get(name, False) for name in BFLOAT16_INSTRUCTIONS)
+    return False
+
+
+def choose_precision(device: torch.device) -> str:
+    """What ``auto`` stands for: bfloat16 where there are units for it, or else float32."""
+    return "bfloat16" if has_bfloat16_units(device) else "float32"
