@@ -25,7 +25,7 @@ from lib.handlers import attach_handlers
 from lib.loss import bellman_loss
 from lib.replay_buffer import Batch, ReplayBuffer
 from lib.run import Run, launch
-from lib.vector_env import StackedVectorEnv, VectorExperienceSource
+from lib.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Options(Hyperparams):
 
 
 def train(hp: Options, run: Run) -> State:
-    envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed)
+    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.stack, hp.seed)
     observation_shape, n_actions = envs.states.shape[1:], envs.n_actions
 
     net = DQN(observation_shape, n_actions).to(run.device)

@@ -27,7 +27,7 @@ from lib.handlers import attach_handlers
 from lib.loss import bellman_loss
 from lib.replay_buffer import Batch
 from lib.run import Run, launch
-from lib.vector_env import StackedVectorEnv, VectorExperienceSource
+from lib.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Options(PrecisionOptions, Hyperparams):
 
 
 def train(hp: Options, run: Run) -> State:
-    envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed)
+    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.stack, hp.seed)
     observation_shape, n_actions = envs.states.shape[1:], envs.n_actions
     batch_size = hp.batch_size * hp.envs
 

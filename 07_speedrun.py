@@ -30,7 +30,7 @@ from lib.handlers import attach_handlers
 from lib.loss import squared_error
 from lib.rollout import Rollout, Targets
 from lib.run import Run, launch
-from lib.vector_env import StackedVectorEnv
+from lib.vector_env import StackedVectorEnv, ale_games
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Options(PongOptions, PrecisionOptions):
 def train(hp: Options, run: Run) -> State:
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # the other cores play meanwhile
     rows, actions = hp.recipe.rows, hp.recipe.actions
-    envs = StackedVectorEnv(hp.env, hp.envs, hp.stack, hp.seed, rows=rows, actions=actions)
+    games = ale_games(hp.env, hp.envs)
+    envs = StackedVectorEnv(games, hp.stack, hp.seed, rows, actions)
 
     network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
     net = MixedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))

@@ -281,7 +281,9 @@ class _Structure:
 def _postorder(routine: Routine) -> Iterator[int]:
     """The blocks, each after all that it leads to but for the way back."""
     seen = {routine.entry}
-    path: list[tuple[int, list[int]]] = [(routine.entry, list(routine.blocks[routine.entry].targets))]
+    path: list[tuple[int, list[int]]] = [
+        (routine.entry, list(routine.blocks[routine.entry].targets))
+    ]
     while path:
         start, targets = path[-1]
         if not targets:
@@ -308,5 +310,3 @@ def ways_out(statements: list) -> set[int]:
             case Follow(target, body):
                 out = (out - {target}) | ways_out(body)
     return out
-
-

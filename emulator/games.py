@@ -4,7 +4,7 @@ import numpy as np
 
 from emulator.compiling import compiled
 from emulator.pong import FIRE, NOOP, act
-from emulator.preprocessing import SIZE, shrink
+from emulator.preprocessing import shrink
 from emulator.state import BANK, LOG, LOG_COUNT, LOG_FIELDS, LOGS, NOOPS_DRAWN, STEPPED
 from emulator.television import LOOK, begin_log, black_log, draw
 from emulator.tia import LINES, WIDTH
@@ -16,9 +16,7 @@ Scratch = tuple[np.ndarray, ...]
 
 def scratch() -> Scratch:
     """What ``step_games`` and ``reset_games`` need to work in."""
-    a, b, c = (
-        (np.zeros((LINES, WIDTH), np.uint8), np.zeros(LINES, np.int32)) for _ in range(3)
-    )
+    a, b, c = ((np.zeros((LINES, WIDTH), np.uint8), np.zeros(LINES, np.int32)) for _ in range(3))
     return (np.zeros(LOOK, np.int32), *a, *b, np.zeros(WIDTH + 2, np.int32), *c)
 
 
@@ -106,7 +104,7 @@ def step(s, g, action, skip, max_pool, limit):
     """
     points, over, cut, frame = 0, False, False, 0
     while frame < skip and not over and not cut:
-        seen = frame >= skip - 1 or max_pool and frame >= skip - 2
+        seen = frame >= skip - (2 if max_pool else 1)
         if seen:
             begin_log(s, g, log_of(1 - s[BANK, g], frame - skip + 2))
         else:

@@ -51,8 +51,8 @@ READ_AND_WRITE = ("ASL", "LSR", "ROL", "ROR", "INC", "DEC")  # two cycles more i
 
 # Opcodes by operand mode, for the instructions that Pong uses.
 OPCODES = {
-    "implied": "00 BRK 08 PHP 18 CLC 38 SEC 40 RTI 60 RTS 78 SEI 88 DEY 8A TXA 98 TYA 9A TXS A8 TAY "
-    "AA TAX BA TSX C8 INY CA DEX D8 CLD E8 INX",
+    "implied": "00 BRK 08 PHP 18 CLC 38 SEC 40 RTI 60 RTS 78 SEI 88 DEY 8A TXA 98 TYA 9A TXS "
+    "A8 TAY AA TAX BA TSX C8 INY CA DEX D8 CLD E8 INX",
     "accumulator": "0A ASL 2A ROL 4A LSR 6A ROR",
     "immediate": "09 ORA 29 AND 49 EOR 69 ADC A0 LDY A2 LDX A9 LDA C0 CPY C9 CMP E0 CPX E9 SBC",
     "zero": "05 ORA 06 ASL 24 BIT 25 AND 45 EOR 46 LSR 65 ADC 84 STY 85 STA 86 STX A4 LDY A5 LDA "
@@ -61,8 +61,8 @@ OPCODES = {
     "zero,y": "96 STX B6 LDX",
     "(zero),y": "11 ORA 31 AND 51 EOR 71 ADC 91 STA B1 LDA D1 CMP F1 SBC",
     "relative": "10 BPL 30 BMI 50 BVC 70 BVS 90 BCC B0 BCS D0 BNE F0 BEQ",
-    "absolute": "0D ORA 20 JSR 2C BIT 2D AND 4C JMP 4D EOR 6D ADC 8C STY 8D STA 8E STX AC LDY AD LDA "
-    "AE LDX CD CMP ED SBC",
+    "absolute": "0D ORA 20 JSR 2C BIT 2D AND 4C JMP 4D EOR 6D ADC 8C STY 8D STA 8E STX AC LDY "
+    "AD LDA AE LDX CD CMP ED SBC",
     "absolute,x": "1D ORA 3D AND 5D EOR 7D ADC 9D STA BC LDY BD LDA DD CMP FD SBC",
     "absolute,y": "19 ORA 39 AND 59 EOR 79 ADC 99 STA B9 LDA BE LDX D9 CMP F9 SBC",
     "(absolute)": "6C JMP",
@@ -90,7 +90,9 @@ class Instruction(NamedTuple):
         digits = 4 if self.operand > 0xFF else 2
         prefix = "#" if self.mode == "immediate" else ""
         shape = self.mode if "," in self.mode or "(" in self.mode else "zero"
-        operand = shape.replace("absolute", "zero").replace("zero", f"{prefix}{self.operand:0{digits}X}")
+        operand = shape.replace("absolute", "zero").replace(
+            "zero", f"{prefix}{self.operand:0{digits}X}"
+        )
         return f"{self.address:04X} {self.name} {operand}"
 
 

@@ -39,12 +39,12 @@ ALL_SWITCHES, RESET_PRESSED = 0x3F, 0x3E  # of SWCHB
 def act(s, g, action):
     """Play a frame; the change of the score, and whether the game has ended."""
     ohm = s[PADDLE_A, g]
-    if action == RIGHT or action == RIGHT_FIRE:
+    if action in (RIGHT, RIGHT_FIRE):
         ohm -= OHM_PER_FRAME
-    elif action == LEFT or action == LEFT_FIRE:
+    elif action in (LEFT, LEFT_FIRE):
         ohm += OHM_PER_FRAME
     s[PADDLE_A, g] = min(max(ohm, LEAST_OHM), MOST_OHM)
-    fire = action == FIRE or action == RIGHT_FIRE or action == LEFT_FIRE
+    fire = action in (FIRE, RIGHT_FIRE, LEFT_FIRE)
     s[SWCHA, g] = 0xFF & ~FIRE_A if fire else 0xFF
     emulate(s, g, False)
     s[FRAMES, g] += 1

@@ -1,8 +1,8 @@
 """The preprocessing of DeepMind: the maximum of two pictures, grey, 84 by 84 pixels.
 
-OpenCV's ``INTER_AREA`` averages: a pixel of the small picture covers 40/21 columns and 5/2 lines of the
-large one. In units of 1/21 column and 1/2 line all weights are whole numbers, and add up to 200; so
-whole numbers give what OpenCV's rounding of fractions gives, and many fit into one register.
+OpenCV's ``INTER_AREA`` averages: a pixel of the small picture covers 40/21 columns and 5/2 lines
+of the large one. In units of 1/21 column and 1/2 line all weights are whole numbers and add up to
+200, so whole numbers give what OpenCV's rounding of fractions gives.
 
 Source: Mnih et al., Nature 518 (2015), methods.
 """
@@ -10,7 +10,7 @@ Source: Mnih et al., Nature 518 (2015), methods.
 import numpy as np
 
 from emulator.compiling import compiled
-from emulator.tia import LINES, WIDTH
+from emulator.tia import WIDTH
 
 SIZE = 84
 COLUMN_UNITS, LINE_UNITS = 40, 5  # what a pixel covers; there are 21 to a column, 2 to a line

@@ -38,5 +38,7 @@ def read_rom(path: Path | None = None) -> bytes:
 def _installed_rom() -> Path:
     package = find_spec("ale_py")
     if package is None or package.origin is None:
-        raise EmulatorError("Pong's ROM comes with ale-py, which is not installed: pip install ale-py")
+        raise EmulatorError(
+            "Pong's ROM comes with ale-py, which is not installed: pip install ale-py"
+        )
     return Path(package.origin).parent / "roms" / "pong.bin"

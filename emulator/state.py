@@ -41,9 +41,9 @@ FRAMES = next(_next)  # of this game
 STEPPED = next(_next)  # those of them that the agent played
 NOOPS_DRAWN = next(_next)  # how many resets this game had since it was seeded
 
-# Logs of pictures: what was seen at the beginning, the number of changes, and the changes, each packed
-# into one number (see `tia.record`). An observation is made of two pictures, and what is seen when a game ends
-# in the middle of a step of those of the step before, too. So there are two banks of two.
+# Logs of pictures: what was seen at the beginning, the number of changes, and the changes, each
+# packed into one number (see `tia.record`). An observation is made of two pictures, and where a
+# game ends in the middle of a step, of those of the step before, too: hence two banks of two.
 LOG = next(_next)  # the log that is written, its first field; 0 for none
 BANK = next(_next)  # 0 or 1: where the last observation is
 LOGS = next(_next)

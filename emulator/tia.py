@@ -1,15 +1,15 @@
 """The television chip (TIA): registers that say what the beam shows, while it shows it.
 
 There is no picture memory. The beam passes 262 lines of 228 colour clocks, three to a cycle of the
-processor, the last 160 of a line in sight, and the program changes the registers just in time. Here
-only those changes are written down, with their clock: ``emulator.television`` draws from them, if
-somebody wants to see the picture. What the program itself asks about the picture is worked
-out as the changes come: what the ball has touched.
+processor, the last 160 of a line in sight, and the program changes the registers just in time.
+Here only those changes are written down, with their clock: ``emulator.television`` draws from
+them, if somebody wants to see the picture. What the program itself asks about the picture, what
+the ball has touched, is worked out as the changes come.
 
-Of the chip only that is there which Pong uses in its first game: players of one copy, eight pixels wide
-and not reflected; missiles that stay locked and unseen; no sound.
+Of the chip only that is there which Pong uses in its first game: players of one copy, eight
+pixels wide and not reflected; missiles that stay locked and unseen; no sound.
 
-Source: Stella Programmer's Guide, Wright 1979. How many clocks a register takes to show was measured.
+Source: Stella Programmer's Guide, Wright 1979; after how many clocks a write shows was measured.
 """
 
 from emulator.compiling import compiled

@@ -1,12 +1,12 @@
 """The translation: from machine code to Python functions that say the same.
 
-Registers become variables (``a``, ``x``, ``y``), and so do the processor's flags: ``n`` is a number
-whose bit 7 says negative, ``z`` one that is 0 for zero, ``c`` is 0 or 1, ``v`` is not 0 for an overflow.
-``m`` is an operand, ``w`` what an operation comes to before it is cut to eight bits. ``t`` counts the
-processor's cycles in this frame, and is brought up to date only where somebody looks at the clock. A
-value that nobody uses is not computed, and a routine is given what it uses and returns what is used
-of it, so most flags vanish. Every routine is translated once for every depth of the stack that it is
-called at; so stack addresses are constants, too.
+Registers become variables (``a``, ``x``, ``y``), and so do the processor's flags: ``n`` is a
+number whose bit 7 says negative, ``z`` one that is 0 for zero, ``c`` is 0 or 1, ``v`` is not 0
+for an overflow. ``m`` is an operand, ``w`` a result before it is cut to eight bits. ``t`` counts
+the processor's cycles in this frame, and is brought up to date only where somebody looks at the
+clock. A value that nobody uses is not computed, and a routine takes what it uses and returns what
+is used of it, so most flags vanish. A routine is translated once for every depth of the stack at
+which it is called, so addresses on the stack are constants, too.
 
 Where a block leads to one of several places further down, ``at`` says to which.
 """
@@ -105,7 +105,7 @@ class Step(NamedTuple):
 
 
 class Translated:
-    """A routine at a depth of the stack: the steps of its blocks, and which variables live where."""
+    """A routine at a depth of the stack: the steps of its blocks, and the variables they use."""
 
     def __init__(self, routine: Routine, stack: int | None) -> None:
         self.routine, self.stack = routine, stack
@@ -129,10 +129,10 @@ class Translated:
 def translate(program: Program) -> str:
     """The source of a Python module with the function ``frame(s, g, t, boot, ...)``.
 
-    It needs the names of ``emulator.tia`` and ``emulator.riot``, and ``rom``, the bytes as an array.
-    ``s`` is the console's state, int32 (fields, games), and ``g`` the game. It goes on from where
-    the last picture was complete, or, if ``boot``, from power-on, until the next one is, and returns ``t``
-    and the registers that the next frame needs.
+    It needs the names of ``emulator.tia`` and ``emulator.riot``, and ``rom``, the bytes as numbers.
+    ``s`` is the console's state, int32 (fields, games), and ``g`` the game. ``frame`` runs from
+    where the last picture was complete, or, if ``boot``, from power-on, until the next one is. It
+    returns ``t`` and the registers that the next frame needs.
 
     Raises:
         EmulatorError: the program does what this translation does not know.
@@ -265,7 +265,9 @@ def _steps(i: Instruction, stack: int | None) -> Iterator[Step]:
             yield Step("m & 0x40", ("v",))
             yield Step("a & m", ("z",))
         case "INX" | "INY" | "DEX" | "DEY":
-            yield Step(f"({register} {'+' if name[0] == 'I' else '-'} 1) & 0xff", (register, "n", "z"))
+            yield Step(
+                f"({register} {'+' if name[0] == 'I' else '-'} 1) & 0xff", (register, "n", "z")
+            )
         case "INC" | "DEC":
             yield Step(f"({value} {'+' if name == 'INC' else '-'} 1) & 0xff", ("w", "n", "z"))
             yield from _store(i, "w")
@@ -458,7 +460,7 @@ class _Writer:
             out |= ways_out([statement])
 
     def write(self, statements: list, cycles: int = 0, loop: Loop | None = None) -> list[str]:
-        """The lines of statements that begin so many cycles after ``t``, inside of a loop or not."""
+        """The lines of statements that begin so many cycles after ``t``, maybe in a loop."""
         lines: list[str] = []
         out: set[int] = set()
         for statement in statements:

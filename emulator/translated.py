@@ -89,7 +89,8 @@ def _load() -> Any:
         part.write_text(source())
         part.replace(file)
     spec = importlib.util.spec_from_file_location("emulator.pong_translated", file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class PongVectorEnv(VectorEnv):
 
     Args:
         num_envs: games played at once.
-        seed: game ``i`` is seeded with ``seed + i``; None for chance. ``reset`` may give another one.
+        seed: game ``i`` is seeded with ``seed + i``; None for chance. ``reset`` may change it.
         threads: that play, outside of the interpreter's lock; 0 for one per core.
         stack: frames of an observation; a new game begins with black ones.
         frame_skip: emulated frames that an action is held.
@@ -73,7 +74,7 @@ class PongVectorEnv(VectorEnv):
         self._state = np.zeros((FIELDS, max(2, num_envs)), np.int32, order="F")
         threads = min(threads or len(os.sched_getaffinity(0)), num_envs)
         edges = np.linspace(0, num_envs, threads + 1).astype(int)
-        self._shares = [(int(a), int(b), scratch()) for a, b in zip(edges, edges[1:], strict=False)]
+        self._shares = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
         self._pool = ThreadPoolExecutor(threads, "pong")
         self._results: tuple[np.ndarray, ...] = ()
         self._playing: list[Future] = []
@@ -196,7 +197,7 @@ class PongVectorEnv(VectorEnv):
 
 
 def _uniform(random: np.random.RandomState, below: int, count: int) -> Iterator[int]:
-    """Numbers from 0 to ``below`` - 1, as C++'s standard library draws them from a Mersenne twister.
+    """Numbers from 0 to ``below`` - 1, as C++'s library draws them from a Mersenne twister.
 
     Source: Lemire, arXiv:1805.10941.
     """

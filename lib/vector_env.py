@@ -6,7 +6,7 @@ for the frames. What happens in between costs no playing time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -26,6 +26,43 @@ class VectorStep(NamedTuple):
     episodes: list[Episode | None]  # the games that ended
 
 
+class Games(Protocol):
+    """A vector environment whose step has two halves; games that end are reset in it."""
+
+    single_action_space: Any
+
+    def reset(self, *, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin new games."""
+
+    def send(self, actions: np.ndarray) -> None:
+        """Let the games go on."""
+
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Wait for them."""
+
+
+def ale_games(
+    env_id: str, num_envs: int, threads: int = 0, max_pool: bool = True
+) -> AtariVectorEnv:
+    """Games in ALE's C++ threads.
+
+    Args:
+        env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
+        num_envs: games played at once.
+        threads: that emulate; 0 for one per core.
+        max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
+    """
+    return AtariVectorEnv(
+        gym.spec(env_id).kwargs["game"],
+        num_envs,
+        num_threads=threads,
+        stack_num=1,
+        maxpool=max_pool,
+        reward_clipping=False,  # episodes are reported unclipped
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    )
+
+
 class StackedVectorEnv:
     """Several games with the DeepMind preprocessing, and their stacked states.
 
@@ -34,45 +71,31 @@ class StackedVectorEnv:
     followed by the next one in the same step.
 
     Args:
-        env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
-        num_envs: games played at once.
+        envs: the games, one frame to an observation: of ``ale_games``, or others with its methods.
         stack: frames of a state.
         seed: game ``i`` is seeded with ``seed + i``.
-        threads: that emulate; 0 for one per core.
-        max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
         rows: the part of the 84 rows that a state shows, from the first to before the second.
         actions: those of the game that are played; None for all of them.
     """
 
     def __init__(
         self,
-        env_id: str,
-        num_envs: int,
+        envs: Games,
         stack: int = 4,
         seed: int = 0,
-        threads: int = 0,
-        max_pool: bool = True,
         rows: tuple[int, int] = (0, 84),
         actions: Sequence[int] | None = None,
     ) -> None:
         self._rows = slice(*rows)
-        self._envs = AtariVectorEnv(
-            gym.spec(env_id).kwargs["game"],
-            num_envs,
-            num_threads=threads,
-            stack_num=1,
-            maxpool=max_pool,
-            reward_clipping=False,  # episodes are reported unclipped
-            autoreset_mode=AutoresetMode.SAME_STEP,
-        )
+        self._envs = envs
         every = range(int(self._envs.single_action_space.n))
         self._actions = np.array(every if actions is None else actions)
         self.n_actions = len(self._actions)
         frames, _ = self._envs.reset(seed=seed)
         # uint8, (n, stack, height, width)
         self.states = np.repeat(frames[:, :, self._rows], stack, axis=1)
-        self._rewards = np.zeros(num_envs)
-        self._steps = np.zeros(num_envs, dtype=np.int64)
+        self._rewards = np.zeros(len(frames))
+        self._steps = np.zeros(len(frames), dtype=np.int64)
 
     def send(self, actions: np.ndarray) -> None:
         """Let the games go on with these actions: int64 (n,), places in ``actions``."""

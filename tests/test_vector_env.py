@@ -10,7 +10,7 @@ from lib.device_replay import DeviceReplayBuffer
 from lib.experience import Transition
 from lib.recipe import PONG_ROWS
 from lib.replay_buffer import ReplayBuffer
-from lib.vector_env import StackedVectorEnv, VectorExperienceSource
+from lib.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
 
 N, STACK = 3, 4
 
@@ -25,7 +25,9 @@ def played() -> tuple[list[np.ndarray], list[list[Transition]]]:
         states.append(seen.copy())
         return rng.integers(6, size=len(seen))
 
-    source = VectorExperienceSource(StackedVectorEnv("PongNoFrameskip-v4", N, STACK, seed=7), agent)
+    source = VectorExperienceSource(
+        StackedVectorEnv(ale_games("PongNoFrameskip-v4", N), STACK, seed=7), agent
+    )
     transitions = [
         [t._replace(frame=t.frame.copy()) for t in step] for step in islice(source, 1, 1_401)
     ]
@@ -54,8 +56,8 @@ def test_outside_of_the_playing_field_nothing_moves_but_the_score(played) -> Non
     walls = (slice(9, PONG_ROWS[0]), slice(PONG_ROWS[1], 84))  # the score is above them
     for wall in walls:  # nothing in front of it: a row has one colour, another in the first frame
         assert (seen[..., wall, :] == seen[..., wall, :1]).all()
-    whole = StackedVectorEnv("PongNoFrameskip-v4", N, STACK, seed=7)
-    field = StackedVectorEnv("PongNoFrameskip-v4", N, STACK, seed=7, rows=PONG_ROWS)
+    whole = StackedVectorEnv(ale_games("PongNoFrameskip-v4", N), STACK, seed=7)
+    field = StackedVectorEnv(ale_games("PongNoFrameskip-v4", N), STACK, seed=7, rows=PONG_ROWS)
     for action in (0, 2, 3, 2):
         assert np.array_equal(field.states, whole.states[:, :, slice(*PONG_ROWS)])
         for envs in (whole, field):

@@ -1,0 +1,113 @@
+"""Recompiled Pong: the speedrun on a console of its own.
+
+The settings and the learning of 07_speedrun.py. The games run in ``emulator``: Pong's machine code,
+translated into Python functions that are compiled, and the same games as ALE's, pixel for pixel.
+A step of a game takes a tenth of the time, so playing is nearly free, and all cores learn.
+
+The book ends before this rung.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from ignite.engine import Engine, State
+from torch.func import grad_and_value
+
+from emulator import PongVectorEnv
+from lib.arguments import PongOptions, PrecisionOptions, option
+from lib.compiled_update import CompiledUpdate, MixedWeights, Weights
+from lib.dqn_model import NormalizedDQN
+from lib.evaluation import evaluate
+from lib.events import announce
+from lib.experience import Exploration, LinearSchedule, Maximum
+from lib.handlers import attach_handlers
+from lib.loss import squared_error
+from lib.rollout import Rollout, Targets
+from lib.run import Run, launch
+from lib.vector_env import StackedVectorEnv
+
+
+@dataclass(frozen=True)
+class Options(PongOptions, PrecisionOptions):
+    """The settings of this rung."""
+
+    learning_rate: float = option(5e-4, "of Adam, in the first frame", 1e-12, 1)
+    learning_rate_final: float = option(1e-4, "of Adam, in the end", 1e-12, 1)
+    learning_rate_frames: int = option(800_000, "frames in which it falls", 1, 10**12)
+    adam_epsilon: float = option(1e-5, "of Adam: damps steps where gradients are small", 0, 1)
+    gamma: float = option(0.97, "discount per agent step", 0, 1)
+    batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
+    epochs: int = option(2, "how often a frame is learned from, on average", 1, 64)
+    envs: int = option(32, "environments, stepped together", 1, 1_024)
+    rollout: int = option(32, "frames of each environment in a rollout", 1, 1_024)
+    trace: float = option(0.9, "lambda of the returns: the part of what came in them", 0, 1)
+    stack: int = option(2, "frames stacked", 1, 16)
+    epsilon_final: float = option(0.01, "share of random actions in the end", 0, 1)
+    epsilon_frames: int = option(150_000, "frames in which epsilon falls", 1, 10**12)
+    epsilon_floor: float = option(0.06, "epsilon stays above this, which falls, too", 0, 1)
+    epsilon_floor_frames: int = option(700_000, "frames in which that falls", 1, 10**12)
+
+    def problem(self) -> str | None:
+        """As ``PongOptions.problem``: the console has one cartridge."""
+        if self.any_game or not self.env.startswith("Pong"):
+            return "--env: this console plays Pong alone; 07_speedrun.py --any-game plays others"
+        return super().problem()
+
+
+def train(hp: Options, run: Run) -> State:
+    rows, actions = hp.recipe.rows, hp.recipe.actions
+    games = PongVectorEnv(hp.envs, stack=1, reward_clipping=False)  # counted unclipped
+    envs = StackedVectorEnv(games, hp.stack, hp.seed, rows, actions)
+
+    network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
+    net = MixedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
+    rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
+    rate = LinearSchedule(hp.learning_rate, hp.learning_rate_final, hp.learning_rate_frames)
+    epsilon = Maximum(
+        LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
+        LinearSchedule(hp.epsilon_floor, hp.epsilon_final, hp.epsilon_floor_frames),
+    )
+    explore = Exploration(envs.n_actions, epsilon, hp.seed)
+
+    @torch.no_grad()
+    def q_function(states: torch.Tensor) -> torch.Tensor:
+        return net(net.compute, states).float()
+
+    def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
+        return squared_error(net(weights, targets.states), targets.actions, targets.returns)
+
+    def update() -> torch.Tensor:
+        gradients, loss = grad_and_value(loss_of)(net.compute, rollout.sample(hp.batch_size))
+        net.adam(gradients)
+        return loss
+
+    def play() -> Iterator[None]:
+        updates_due = 0.0
+        while not engine.should_terminate:
+            states = torch.from_numpy(envs.states).to(run.device)
+            values, greedy = q_function(states).max(1)
+            rollout.state_values(states, values)
+            actions = explore(greedy, engine.state.frames)
+            envs.send(actions)
+            net.learning_rate.fill_(rate(engine.state.frames))
+            if rollout.complete:
+                updates_due += hp.epochs * hp.envs / hp.batch_size
+            while updates_due >= 1:  # while the games go on
+                updates_due -= 1
+                yield
+            step = envs.recv()
+            rollout.outcome(actions, step.rewards, step.ended)
+            announce(engine, hp.envs, step.episodes, [(step.frames[0], step.episodes[0])])
+
+    learn = CompiledUpdate(update, run.device)
+    engine = Engine(lambda engine, _: learn())
+    attach_handlers(engine, run, epsilon, {"net": net, "buffer": rollout, "explore": explore})
+    state = engine.run(learn.ready_for(play()))
+    if state.solved:
+        evaluate(q_function, run)
+    return state
+
+
+if __name__ == "__main__":
+    launch(train, Options, __doc__)
