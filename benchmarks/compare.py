@@ -6,7 +6,7 @@ learning curve in figures: the mean reward of the games that ended between so ma
 how long these games were. Where agents learn at all but some get stuck in long rallies, this shows
 it within 400,000 frames. Files: compare.md, compare.csv, compare.png.
 
-    python -m benchmarks compare runs/ladder/*-seed0 results/epyc-zen5-2core/speedrun/runs
+    python -m benchmarks compare runs/ladder/*-seed0-* results/epyc-zen5-2core/speedrun/runs
     python -m benchmarks compare runs/take-off --every 50000
 """
 
