@@ -161,7 +161,7 @@ class CompiledUpdate:
         try:
             self._call()
         except ShortenTraceback as error:
-            lines = str(error).strip().splitlines()
+            lines = [line for line in str(error).strip().splitlines() if "raised:" not in line]
             reason = next((line for line in lines if "error: " in line), lines[0]).strip()
             _say(
                 "the update cannot be compiled and is slower without (it takes g++, clang or cl, "
