@@ -47,8 +47,8 @@ def compiles(device: torch.device) -> bool:
 def has_bfloat16_units(device: torch.device) -> bool:
     """Whether the device multiplies bfloat16 numbers in hardware, and torch makes use of it.
 
-    A GPU of NVIDIA does from compute capability 8.0 (Ampere) on. On a CPU oneDNN has to be part of
-    torch, too: that of macOS comes without it, and what replaces it is slower than float32.
+    A GPU of NVIDIA does from compute capability 8.0 (Ampere) on. On a CPU it takes oneDNN, too,
+    which torch for Apple's processors is built without.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
