@@ -45,9 +45,7 @@ class Options(Hyperparams):
     batch_size: int = option(128, "transitions per update", 1, 65_536)
     frames_per_update: int = option(8, "new frames per update, whoever played them", 1, 10**6)
     sync_updates: int = option(50, "updates between broadcasts of the weights", 1, 10**9)
-    player_timeout: float = option(
-        60.0, "seconds without any frame after which the players are given up", 1, 10**6
-    )
+    player_timeout: float = option(60.0, "seconds without any frame to give up after", 1, 10**6)
 
     def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
         """Some games, in one thread."""
@@ -107,12 +105,10 @@ def train(hp: Options, run: Run) -> State:
     learned = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     attach_handlers(engine, run, epsilon, learned)
 
-    @engine.on(Events.STARTED | Events.ITERATION_COMPLETED(every=hp.sync_updates))
-    def broadcast() -> None:
-        players.broadcast(net, engine.state)
-
     arguments = (hp, epsilons, run.frames_before)
     with Players(Player, hp.players, arguments, hp.address, hp.player_timeout) as players:
+        refresh = Events.STARTED | Events.ITERATION_COMPLETED(every=hp.sync_updates)
+        engine.add_event_handler(refresh, lambda: players.broadcast(net, engine.state))
         # A game counts towards avg_reward if it explores no more than those of other rungs.
         known = epsilons <= max(hp.epsilon_final, epsilons.min())
         ratio = (hp.replay_initial, hp.frames_per_update, hp.batch_size)

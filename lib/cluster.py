@@ -189,7 +189,7 @@ class Players:
 
 
 def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
-    """Shares of random actions, from 0.4 down to 0.0007: (players, games), each player has all kinds.
+    """Shares of random actions from 0.4 down to 0.0007, (players, games); all have all kinds.
 
     Source: Horgan et al., arXiv:1803.00933, section 4.1. A single game has ``final``.
     """
