@@ -30,8 +30,6 @@ from lib.run import Failure
 
 AHEAD = 2  # calls of each player under way: it plays the next one while the last is on its way
 WAIT_SECONDS = 1.0  # between looks at whether the learner was asked to stop
-# Ray notices in 5 of these that a node is gone; by default they take 15 seconds.
-HEALTH_CHECK = {"RAY_health_check_period_ms": "500", "RAY_health_check_initial_delay_ms": "0"}
 
 
 @contextmanager
@@ -53,7 +51,8 @@ def connected(address: str, players: int) -> Iterator[None]:
         # Ray listens on all addresses where it can have nodes elsewhere. Switching that off is
         # what it does itself on the systems that this variable is named after.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         import ray
         from ray._private import worker
