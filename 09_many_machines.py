@@ -111,8 +111,7 @@ def train(hp: Options, run: Run) -> State:
         engine.add_event_handler(refresh, lambda: players.broadcast(net, engine.state))
         # A game counts towards avg_reward if it explores no more than those of other rungs.
         known = epsilons <= max(hp.epsilon_final, epsilons.min())
-        ratio = (hp.replay_initial, hp.frames_per_update, hp.batch_size)
-        state = engine.run(learn_from(engine, players, buffer, known, *ratio))
+        state = engine.run(learn_from(players, buffer, known, engine, run))
     if state.solved:
         evaluate(net, run)
     return state

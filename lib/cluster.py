@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from ignite.engine import Engine, State
+from ignite.engine import Engine, Events, State
 from torch import nn
 
 import lib
@@ -26,9 +26,10 @@ from lib.bulk_replay import BulkReplayBuffer
 from lib.events import announce
 from lib.n_step import Transitions
 from lib.replay_buffer import Batch
-from lib.run import Failure
+from lib.run import Failure, Run
 
 AHEAD = 2  # calls of each player under way: it plays the next one while the last is on its way
+LOG_EVERY = 100  # updates
 WAIT_SECONDS = 1.0  # between looks at whether the learner was asked to stop
 
 
@@ -120,7 +121,7 @@ class Players:
         self._connection = connected(address, count)
         self._timeout = timeout
         self._calls: dict[Any, int] = {}  # -> player
-        self._lost: set[int] = set()
+        self.lost: set[int] = set()  # players, at the moment
         self._weights: Any = None
 
     def __enter__(self) -> Self:
@@ -174,17 +175,17 @@ class Players:
             cause = str(error).strip().split("\n")[-1]  # its own error, which would come again
             raise Failure(f"player {number} failed: {cause}") from None
         except self._ray.exceptions.RayError:  # its process, its node, or the network in between
-            if number not in self._lost:
-                self._lost.add(number)
+            if number not in self.lost:
+                self.lost.add(number)
                 print(f"player {number} is lost, {self._playing()}", flush=True)
             return None
-        if number in self._lost:
-            self._lost.remove(number)
+        if number in self.lost:
+            self.lost.remove(number)
             print(f"player {number} is back, {self._playing()}", flush=True)
         return transitions
 
     def _playing(self) -> str:
-        return f"{self._count - len(self._lost)} of {self._count} play"
+        return f"{self._count - len(self.lost)} of {self._count} play"
 
 
 def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
@@ -208,41 +209,46 @@ def player_seed(seed: int, number: int) -> int:
 
 
 def learn_from(
-    engine: Engine,
-    players: Players,
-    buffer: BulkReplayBuffer,
-    known: np.ndarray,
-    initial: int,
-    frames_per_update: int,
-    batch_size: int,
+    players: Players, buffer: BulkReplayBuffer, known: np.ndarray, engine: Engine, run: Run
 ) -> Iterator[Batch]:
     """The data of the engine: remember what players send, and sample in proportion to it.
 
     Args:
-        engine: hears of the frames and episodes as they arrive.
-        players: send them.
+        players: send transitions.
         buffer: remembers them.
         known: bool, (players, games of each): whose episodes count towards avg_reward.
-        initial: transitions to remember before the first batch.
-        frames_per_update: new frames per batch.
-        batch_size: transitions per batch.
+        engine: hears of the frames and episodes as they arrive.
+        run: with the settings ``replay_initial``, ``frames_per_update`` and ``batch_size``; its
+            curves get the age of the weights that the newest transitions were played with.
     """
-    due = 0.0
-    for arrived in players:
-        for new in arrived:
-            buffer.extend(new)
-            episodes = [
-                episode
-                for step in new.episodes
-                for episode, counts in zip(step, known[new.player], strict=True)
-                if counts
-            ]
-            engine.state.weights_age = engine.state.iteration - new.version
-            announce(engine, new.played, episodes, new.first_game() if new.player == 0 else [])
-        if engine.should_terminate:
-            return
-        if len(buffer) >= initial:
-            due += sum(new.played for new in arrived) / frames_per_update
-        while due >= 1:
-            due -= 1
-            yield buffer.sample(batch_size)
+    hp, state = run.hyperparams, engine.state
+    state.weights_age = 0  # in updates
+    run.tensorboard.attach_output_handler(
+        engine,
+        Events.ITERATION_COMPLETED(every=LOG_EVERY),
+        tag="players",
+        output_transform=lambda _: {"weights_age": state.weights_age},
+    )
+
+    def batches() -> Iterator[Batch]:
+        due = 0.0
+        for arrived in players:
+            for new in arrived:
+                buffer.extend(new)
+                episodes = [
+                    episode
+                    for step in new.episodes
+                    for episode, counts in zip(step, known[new.player], strict=True)
+                    if counts
+                ]
+                state.weights_age = state.iteration - new.version
+                announce(engine, new.played, episodes, new.first_game() if new.player == 0 else [])
+            if engine.should_terminate:
+                return
+            if len(buffer) >= hp.replay_initial:
+                due += sum(new.played for new in arrived) / hp.frames_per_update
+            while due >= 1:
+                due -= 1
+                yield buffer.sample(hp.batch_size)
+
+    return batches()

@@ -227,13 +227,10 @@ def test_a_killed_node_takes_no_message_of_the_others(capsys):
     ],
 )
 def test_the_players_own_error_ends_the_run_in_one_line(player, why):
-    with (
-        pytest.raises(Failure, match=f"^{why}$"),
-        Players(by_value(player), 1, (), "", timeout=60) as players,
-    ):
+    with Players(by_value(player), 1, (), "", timeout=60) as players:
         players.broadcast(NET, SimpleNamespace(iteration=0, frames=0))
-        for _ in players:
-            pass
+        with pytest.raises(Failure, match=f"^{why}$"):
+            list(players)
 
 
 def by_value(player: type) -> type:

@@ -1,7 +1,7 @@
-"""A cluster of several nodes on this machine, in a process of its own, of which nodes can be killed.
+"""Several nodes of a Ray cluster on this machine, some of which can be killed.
 
-It listens on 127.0.0.1 alone, with a token of its own. Ray's documentation calls this a simulated
-cluster: every node has its own raylet, object store and workers, but they share the machine.
+They live in a process of their own, which listens on 127.0.0.1 alone, with a token. Every node has
+its own raylet, object store and workers, but they share the machine.
 """
 
 import os
