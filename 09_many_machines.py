@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from ignite.engine import Engine, Events, State
 
+from lib.actors import Weights, player_seed
 from lib.arguments import Hyperparams, option
 from lib.bulk_replay import BulkReplayBuffer
-from lib.cluster import Players, Weights, ape_x_epsilons, learn_from, player_seed
+from lib.cluster import Players, ape_x_epsilons, learn_from
 from lib.dqn_model import DQN, adam
 from lib.evaluation import evaluate
 from lib.experience import EpsilonGreedyAgent, LinearSchedule
@@ -27,7 +28,7 @@ from lib.handlers import attach_handlers
 from lib.loss import bellman_loss
 from lib.n_step import NStepRecorder, Transitions
 from lib.replay_buffer import Batch
-from lib.run import Run, launch, prepare_torch
+from lib.run import Run, launch
 from lib.vector_env import StackedVectorEnv
 
 
@@ -57,7 +58,6 @@ class Player:
 
     def __init__(self, number: int, hp: Options, epsilons: np.ndarray, frames: int) -> None:
         seed = player_seed(hp.seed + frames, number)
-        prepare_torch(seed)
         torch.set_num_threads(1)
         self.number, self.message_steps = number, hp.message_steps
         self.envs = hp.make_envs(hp.envs, seed)

@@ -11,17 +11,16 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, time_ns
+from time import monotonic
 from typing import Any, Self
 
 import numpy as np
-import torch
 from ignite.engine import Engine, Events, State
 from torch import nn
 
 import lib
+from lib.actors import Weights
 from lib.bulk_replay import BulkReplayBuffer
 from lib.events import announce
 from lib.n_step import Transitions
@@ -83,19 +82,6 @@ def connected(address: str, players: int) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
-
-
-@dataclass
-class Weights:
-    """What players are given to play with."""
-
-    version: int  # updates that made them
-    frames: int  # played by all players until then
-    arrays: dict[str, np.ndarray]  # of the network
-
-    def load_into(self, net: nn.Module) -> None:
-        """Copy them into a network."""
-        net.load_state_dict({name: torch.tensor(array) for name, array in self.arrays.items()})
 
 
 class Players:
@@ -197,15 +183,6 @@ def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
     if count == 1:
         return np.full((1, 1), final)
     return (0.4 ** (1 + 7 * np.arange(count) / (count - 1))).reshape(games, players).T
-
-
-def player_seed(seed: int, number: int) -> int:
-    """The seed of a player's games and actions; one that replaces a dead one plays other games."""
-    import ray
-
-    replaces = ray.get_runtime_context().was_current_actor_reconstructed
-    parts = (seed, number, time_ns() if replaces else 0)
-    return int(np.random.default_rng(parts).integers(2**31 - 1_000))
 
 
 def learn_from(

@@ -10,6 +10,7 @@ complete in --run-dir is not run again. Everything listens on 127.0.0.1 alone.
 
 import argparse
 import importlib.util
+import math
 import runpy
 from pathlib import Path
 from statistics import mean
@@ -242,7 +243,9 @@ def fps_of(records: list[Record]) -> list[float]:
 def weights_age(record: Record) -> float:
     """Mean over a run, in updates."""
     events = EventAccumulator(str(record.folder), size_guidance={"scalars": 0}).Reload()
-    return mean(point.value for point in events.Scalars("players/weights_age"))
+    tag = "players/weights_age"  # missing in a run of less than 100 updates
+    points = events.Scalars(tag) if tag in events.Tags()["scalars"] else []
+    return mean(point.value for point in points) if points else math.nan
 
 
 def machine_note(records: list[Record]) -> str:

@@ -9,8 +9,9 @@ from typing import Any, Self
 
 from torch import nn
 
+from lib.actors import Weights
 from lib.bulk_replay import BulkReplayBuffer
-from lib.cluster import Players, Weights
+from lib.cluster import Players
 from lib.n_step import Transitions
 
 PROCESSES = 2  # that answer for all simulated players
@@ -22,10 +23,17 @@ class Packed:
     """Transitions packed once, which arrive as such wherever they are sent."""
 
     def __init__(self, transitions: Transitions) -> None:
-        self.parts = transitions.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        self.state = transitions.__getstate__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self.parts
+        return unpack, (self.state,)
+
+
+def unpack(state: dict[str, Any]) -> Transitions:
+    """What ``pickle`` does with transitions that arrive."""
+    transitions = object.__new__(Transitions)
+    transitions.__setstate__(state)
+    return transitions
 
 
 class Replayer:
