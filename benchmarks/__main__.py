@@ -24,6 +24,7 @@ COMMANDS = {
     "sweep": "run one experiment that changes a single setting, with its table and figure",
     "techniques": "measure each optimisation by itself on the same network and data",
     "breakdown": "show where one iteration of a rung goes, and what bounds it",
+    "cluster": "measure players on Ray, and what one learner takes in from many",
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
     "screenshot": "take pictures of TensorBoard as it shows runs",
 }

@@ -1,0 +1,121 @@
+"""Players on many machines: Ray runs them, and whoever outgrows one machine joins more.
+
+The player of 04_new_wrappers_parallel.py becomes an actor of Ray. There may be many, each with
+several games: it is handed weights, plays some steps, and answers with one compressed message of
+n-step transitions, each frame once. Every game explores by a share of its own. More players play
+more frames, but what a frame is worth stays the same: so many updates. A player or a machine that
+dies is done without until Ray has replaced it. Weights are fetched once per machine.
+
+The book ends before this rung. The idea is that of Ape-X (Horgan et al., arXiv:1803.00933),
+without its priorities.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from ignite.engine import Engine, Events, State
+
+from lib.actors import Weights, player_seed
+from lib.arguments import Hyperparams, option
+from lib.bulk_replay import BulkReplayBuffer
+from lib.cluster import Players, ape_x_epsilons, learn_from
+from lib.dqn_model import DQN, adam
+from lib.evaluation import evaluate
+from lib.experience import EpsilonGreedyAgent, LinearSchedule
+from lib.handlers import attach_handlers
+from lib.loss import bellman_loss
+from lib.n_step import NStepRecorder, Transitions
+from lib.replay_buffer import Batch
+from lib.run import Run, launch
+from lib.vector_env import StackedVectorEnv
+
+
+@dataclass(frozen=True)
+class Options(Hyperparams):
+    """The settings of this rung."""
+
+    address: str = option("", "host:port of the Ray cluster to join; none: start Ray here")
+    players: int = option(1, "actors that play", 1, 10_000)
+    envs: int = option(8, "games of each player, stepped together", 1, 256)
+    message_steps: int = option(32, "steps of each game per message", 10, 1_000)
+    max_pool: bool = option(False, "frame skip with the maximum of the last two frames")
+    stack: int = option(2, "frames stacked", 1, 16)
+    n_steps: int = option(3, "rewards of a transition", 1, 8)
+    batch_size: int = option(128, "transitions per update", 1, 65_536)
+    frames_per_update: int = option(8, "new frames per update, whoever played them", 1, 10**6)
+    sync_updates: int = option(50, "updates between broadcasts of the weights", 1, 10**9)
+    player_timeout: float = option(60.0, "seconds without any frame to give up after", 1, 10**6)
+
+    def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
+        """Some games, in one thread."""
+        return StackedVectorEnv(self.env, count, self.stack, seed, 1, self.max_pool)
+
+
+class Player:
+    """An actor: some games, and a copy of the network."""
+
+    def __init__(self, number: int, hp: Options, epsilons: np.ndarray, frames: int) -> None:
+        seed = player_seed(hp.seed + frames, number)
+        torch.set_num_threads(1)
+        self.number, self.message_steps = number, hp.message_steps
+        self.envs = hp.make_envs(hp.envs, seed)
+        self.net = DQN(self.envs.states.shape[1:], self.envs.n_actions).requires_grad_(False)
+        epsilon = LinearSchedule(hp.epsilon_start, epsilons[number], hp.epsilon_frames)
+        self.agent = EpsilonGreedyAgent(self.net, self.envs.n_actions, epsilon, seed=seed)
+        self.recorder = NStepRecorder(hp.stack, hp.n_steps, hp.gamma)
+
+    def play(self, weights: Weights) -> Transitions:
+        """Play some steps of each game."""
+        weights.load_into(self.net)
+        self.agent.frames = max(self.agent.frames, weights.frames)
+        for _ in range(self.message_steps):
+            states = self.envs.states
+            actions = self.agent(states)
+            self.envs.send(actions)
+            self.recorder.add(states, actions, self.envs.recv())
+        return self.recorder.pack(self.number, weights.version)
+
+
+def train(hp: Options, run: Run) -> State:
+    envs = hp.make_envs(1, hp.seed)
+    observation_shape, n_actions = envs.states.shape[1:], envs.n_actions
+
+    net = DQN(observation_shape, n_actions).to(run.device)
+    target_net = copy.deepcopy(net)
+    optimizer = adam(net, hp.learning_rate)
+    buffer = BulkReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
+    epsilons = ape_x_epsilons(hp.players, hp.envs, hp.epsilon_final)
+    epsilon = LinearSchedule(hp.epsilon_start, epsilons.mean(), hp.epsilon_frames)
+
+    def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
+        optimizer.zero_grad()
+        with run.autocast():
+            with torch.no_grad():
+                next_q = target_net(batch.next_states)
+            loss = bellman_loss(net(batch.states), next_q, batch, hp.gamma**hp.n_steps)
+        loss.backward()
+        optimizer.step()
+        if engine.state.iteration % hp.target_sync == 0:
+            target_net.load_state_dict(net.state_dict())
+        return loss.detach()
+
+    engine = Engine(process_batch)
+    learned = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
+    attach_handlers(engine, run, epsilon, learned)
+
+    arguments = (hp, epsilons, run.frames_before)
+    with Players(Player, hp.players, arguments, hp.address, hp.player_timeout) as players:
+        refresh = Events.STARTED | Events.ITERATION_COMPLETED(every=hp.sync_updates)
+        engine.add_event_handler(refresh, lambda: players.broadcast(net, engine.state))
+        # A game counts towards avg_reward if it explores no more than those of other rungs.
+        known = epsilons <= max(hp.epsilon_final, epsilons.min())
+        state = engine.run(learn_from(players, buffer, known, engine, run))
+    if state.solved:
+        evaluate(net, run)
+    return state
+
+
+if __name__ == "__main__":
+    launch(train, Options, __doc__)

@@ -1,0 +1,88 @@
+"""Several nodes of a Ray cluster on this machine, some of which can be killed.
+
+They live in a process of their own, which listens on 127.0.0.1 alone, with a token. Every node has
+its own raylet, object store and workers, but they share the machine.
+"""
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from typing import Self
+
+# What `ray start --head` is given in README.md, so that a dead node is noticed soon.
+HEALTH_CHECK = {"RAY_health_check_period_ms": "250", "RAY_health_check_initial_delay_ms": "0"}
+
+
+class SimulatedCluster:
+    """A head without players, and nodes with some; they are there while the ``with`` lasts.
+
+    Args:
+        cpus: of each node, so many players.
+    """
+
+    def __init__(self, *cpus: int) -> None:
+        self.cpus = cpus
+        # For whoever joins, too: on 127.0.0.1 there are no nodes elsewhere, see lib.cluster.
+        self.environment = {
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN", secrets.token_hex(32)),
+        }
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *map(str, self.cpus)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | self.environment | HEALTH_CHECK,
+            start_new_session=True,  # a Ctrl-C reaches us alone
+        )
+        self.address = self._answer()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()  # the end of its input is its end
+
+    def kill(self, node: int) -> None:
+        """Kill the raylet of a node, and with it all that it started, as a power cut would."""
+        print(f"kill {node}", file=self._process.stdin, flush=True)
+        self._answer()
+
+    def add(self, cpus: int) -> None:
+        """Add a node."""
+        print(f"add {cpus}", file=self._process.stdin, flush=True)
+        self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("done"):
+                return line.removeprefix("done").strip()
+        raise RuntimeError("the simulated cluster ended")
+
+
+def serve(cpus: list[int]) -> None:
+    """What the process runs: answers to what is read, until there is no more."""
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        where = {"node_ip_address": "127.0.0.1", "temp_dir": folder}
+        cluster = Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False, **where})
+        nodes = [cluster.add_node(num_cpus=count, **where) for count in cpus]
+        print("done", cluster.address, flush=True)
+        for line in sys.stdin:
+            command, number = line.split()
+            if command == "kill":
+                cluster.remove_node(nodes[int(number)], allow_graceful=False)
+            else:
+                nodes.append(cluster.add_node(num_cpus=int(number), **where))
+            print("done", flush=True)
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    serve([int(count) for count in sys.argv[1:]])

@@ -1,0 +1,34 @@
+"""What players on a cluster need besides their games, and little else.
+
+A player that replaces a dead one should play soon, and with what ``lib.cluster`` imports for the
+learner its process would take twice as long to start.
+"""
+
+from dataclasses import dataclass
+from time import time_ns
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@dataclass
+class Weights:
+    """What players are given to play with."""
+
+    version: int  # updates that made them
+    frames: int  # played by all players until then
+    arrays: dict[str, np.ndarray]  # of the network
+
+    def load_into(self, net: nn.Module) -> None:
+        """Copy them into a network."""
+        net.load_state_dict({name: torch.tensor(array) for name, array in self.arrays.items()})
+
+
+def player_seed(seed: int, number: int) -> int:
+    """The seed of a player's games and actions; one that replaces a dead one plays other games."""
+    import ray
+
+    replaces = ray.get_runtime_context().was_current_actor_reconstructed
+    parts = (seed, number, time_ns() if replaces else 0)
+    return int(np.random.default_rng(parts).integers(2**31 - 1_000))

@@ -1,0 +1,150 @@
+"""A replay buffer that takes in whole messages of transitions.
+
+One learner takes in what hundreds of players play, so nothing here is done frame by frame: the
+arrays of a message are copied into rings as they are. Frames are stored once per message, and a
+transition as the places of its frames, as in ``lib.replay_buffer``.
+"""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from lib.n_step import Transitions
+from lib.replay_buffer import Batch
+
+
+class BulkReplayBuffer:
+    """The newest transitions of any number of players, sampled uniformly.
+
+    Args:
+        capacity: transitions to hold. Besides their frames there is room for ``capacity // 4``,
+            since a message repeats the last frames of the one before; should messages be so short
+            that this is not enough, the oldest of them are dropped earlier.
+        observation_shape: (stack, height, width) of the stacked observation.
+        device: where sampled batches go.
+        seed: of the sampling.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_shape: tuple[int, int, int],
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        self.capacity = capacity
+        self.device = torch.device(device)
+        self._stack, *frame_shape = observation_shape
+        # Unwritten memory costs nothing until the rings reach it.
+        n_frames = capacity + capacity // 4
+        self._frames = np.empty((n_frames, *frame_shape), dtype=np.uint8)
+        self._windows = np.empty((capacity, 2 * self._stack), dtype=np.int64)
+        self._actions = np.empty(capacity, dtype=np.int64)
+        self._rewards = np.empty(capacity, dtype=np.float32)
+        self._terminated = np.empty(capacity, dtype=np.bool_)
+        self._frames_written = self._transitions_written = 0
+        self._oldest = 0  # the first transition that has all its frames
+        # The messages whose frames are there: where their frames begin, and transitions end.
+        self._messages: deque[tuple[int, int]] = deque()
+        self._rng = np.random.default_rng((seed, 2))  # a stream of its own
+
+    def __len__(self) -> int:
+        """Transitions that may be drawn."""
+        return self._transitions_written - self._oldest
+
+    def extend(self, new: Transitions) -> None:
+        """Store the transitions of a message.
+
+        Raises:
+            ValueError: the message is larger than the buffer.
+        """
+        frames, count = new.frames, len(new.actions)
+        if len(frames) > len(self._frames) or count > self.capacity:
+            raise ValueError(f"{count} transitions do not fit into a buffer of {self.capacity}")
+        begin = self._frames_written
+        _write(self._frames, begin, frames)
+        for ring, values in (
+            (self._windows, (new.windows + begin) % len(self._frames)),
+            (self._actions, new.actions),
+            (self._rewards, new.rewards),
+            (self._terminated, new.terminated),
+        ):
+            _write(ring, self._transitions_written, values)
+        self._frames_written += len(frames)
+        self._transitions_written += count
+        self._messages.append((begin, self._transitions_written))
+
+        lost = self._frames_written - len(self._frames)  # frames before this one
+        while self._messages[0][0] < lost:
+            self._oldest = self._messages.popleft()[1]
+        self._oldest = max(self._oldest, self._transitions_written - self.capacity)
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw transitions uniformly and with replacement.
+
+        Raises:
+            ValueError: if there is nothing to sample.
+        """
+        if not len(self):
+            raise ValueError("cannot sample from an empty replay buffer")
+        drawn = self._oldest + self._rng.integers(len(self), size=batch_size)
+        indices = drawn % self.capacity
+        windows = self._windows[indices]
+        return Batch(
+            states=self._to_device(self._frames[windows[:, : self._stack]]),
+            actions=self._to_device(self._actions[indices]),
+            rewards=self._to_device(self._rewards[indices]),
+            terminated=self._to_device(self._terminated[indices]),
+            next_states=self._to_device(self._frames[windows[:, self._stack :]]),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: everything, the frames without a copy."""
+        return {
+            "frames_written": self._frames_written,
+            "transitions_written": self._transitions_written,
+            "oldest": self._oldest,
+            "messages": list(self._messages),
+            "random": self._rng.bit_generator.state,
+            **{name: torch.from_numpy(array) for name, array in self._written().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken, of a buffer of the same size."""
+        self._frames_written = state["frames_written"]
+        self._transitions_written = state["transitions_written"]
+        self._oldest = state["oldest"]
+        self._messages = deque(state["messages"])
+        self._rng.bit_generator.state = state["random"]
+        for name, array in self._written().items():
+            array[:] = state[name].numpy()
+
+    def _written(self) -> dict[str, np.ndarray]:
+        """Of every array the part that was written."""
+        n = min(self._transitions_written, self.capacity)
+        return {
+            "frames": self._frames[: self._frames_written],
+            "windows": self._windows[:n],
+            "actions": self._actions[:n],
+            "rewards": self._rewards[:n],
+            "terminated": self._terminated[:n],
+        }
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cuda":
+            # From pinned memory the GPU takes the data by itself, while the CPU goes on.
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device)
+
+
+def _write(ring: np.ndarray, position: int, values: np.ndarray) -> None:
+    """Copy values into a ring from this position on, in at most two pieces."""
+    begin = position % len(ring)
+    first = min(len(values), len(ring) - begin)
+    ring[begin : begin + first] = values[:first]
+    ring[: len(values) - first] = values[first:]
