@@ -29,7 +29,7 @@ from lib.loss import bellman_loss
 from lib.n_step import NStepRecorder, Transitions
 from lib.replay_buffer import Batch
 from lib.run import Run, launch
-from lib.vector_env import StackedVectorEnv
+from lib.vector_env import StackedVectorEnv, ale_games
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Options(Hyperparams):
 
     def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
         """Some games, in one thread."""
-        return StackedVectorEnv(self.env, count, self.stack, seed, 1, self.max_pool)
+        games = ale_games(self.env, count, threads=1, max_pool=self.max_pool)
+        return StackedVectorEnv(games, self.stack, seed)
 
 
 class Player:
