@@ -128,13 +128,13 @@ class ReplayBuffer:
             (indices.shape, np.float32),
             (indices.shape, np.bool_),
         )
-        # NumPy copies a few hundred frames sooner than torch has woken up its threads. The modes
-        # change no number: without them it would write into a copy first.
-        stacks, *rest = parcel.arrays
-        np.take(self._frames, windows, axis=0, out=stacks, mode="wrap")
+        # NumPy copies a few hundred frames sooner than torch has woken up its threads. In any
+        # other mode it would copy twice: into a memory of its own first.
+        pixels, *places = parcel.arrays
+        np.take(self._frames, windows % len(self._frames), axis=0, out=pixels, mode="clip")
         columns = (self._actions, self._rewards, self._terminated)
-        for column, drawn in zip(columns, rest, strict=True):
-            np.take(column, indices, out=drawn, mode="clip")
+        for place, column in zip(places, columns, strict=True):
+            place[:] = column[indices]
         stacks, actions, rewards, terminated = parcel.send()
         return Batch(stacks[:, :-1], actions, rewards, terminated, stacks[:, 1:])
 

@@ -31,6 +31,8 @@ from lib.columns import summarize
 LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 EVENT_FILES = "events.out.tfevents.*"
+# What torch has no exception of its own for, cuDNN's and cuBLAS's errors among them.
+DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
 
 
 class Failure(Exception):  # noqa: N818, it is how a run ends
@@ -118,9 +120,28 @@ def launch(
     except (Failure, OSError) as failure:  # the disk is full, say
         print(f"{script}: failed: {failure}", file=sys.stderr)
         sys.exit(1)
+    except RuntimeError as error:
+        message = describe_device_error(error)
+        if not message:
+            raise
+        print(f"{script}: failed: {message}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print(f"{script}: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+def describe_device_error(error: Exception) -> str | None:
+    """What the GPU ran into, in one line; None if it is another error.
+
+    Such errors are told by whatever call comes next, so where they are raised means little.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    if isinstance(error, torch.OutOfMemoryError):
+        sentences = lines[0].split(". ")[:3]  # what was wanted, what there is; then advice
+        return ". ".join(sentences) + "; a smaller --batch-size or --replay-size may fit"
+    told = isinstance(error, torch.AcceleratorError) or lines[0].startswith(DEVICE_ERRORS)
+    return lines[0] if told else None
 
 
 def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
