@@ -12,15 +12,16 @@ learns on it is what it would learn anywhere. What a GPU does not forgive is fou
 """
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from multiprocessing.reduction import ForkingPickler
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule as BackendModule
@@ -130,7 +131,8 @@ class FakeGpu(BackendModule):
             return args[0].untyped_storage().data_ptr() in self.pinned
         if func is aten._pin_memory.default:
             func, cpu_args, cpu_kwargs = aten.clone.default, cpu_args[:1], {}
-        result = self._run(func, cpu_args, cpu_kwargs)
+        compute = functools.partial(self.run, func) if on_gpu else func
+        result = compute(*cpu_args, **cpu_kwargs)
         if pin:
             storage = result.untyped_storage()
             self.pinned[storage.data_ptr()] = storage  # kept, so the address stays its own
@@ -159,7 +161,8 @@ class FakeGpu(BackendModule):
             return torch.device("cpu")
         return x.held if isinstance(x, GpuTensor) else x
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute, with the GPU's random numbers."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         cpus = torch.get_rng_state()
@@ -239,7 +242,7 @@ class FakeGraph:
                 continue
             pairs = zip(
                 pytree.tree_leaves(result),
-                pytree.tree_leaves(gpu._run(func, args, kwargs)),
+                pytree.tree_leaves(gpu.run(func, *args, **kwargs)),
                 strict=True,
             )
             for place, new in pairs:

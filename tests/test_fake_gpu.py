@@ -5,27 +5,38 @@ memory shared with another process, and how long anything takes. ``test_gpu`` lo
 there is a GPU.
 """
 
+import contextlib
 import importlib.util
+import multiprocessing
+import os
 import sys
 import threading
+import types
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import BEYOND, PARALLEL, ROOT, SERIAL
-from fake_gpu import NAME, gpu, in_place_of_cuda
+from fake_gpu import NAME, Everything, gpu, in_place_of_cuda
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
+from torch.func import grad_and_value
 
-from lib import player, transfer
+from lib import player
 from lib.arguments import Hyperparams
 from lib.checkpoints import find_checkpoint, read_checkpoint
+from lib.compiled_update import MixedWeights, captured
+from lib.device_replay import DeviceReplayBuffer
+from lib.dqn_model import DQN
 from lib.events import PlayEvents
-from lib.run import Run
+from lib.experience import Transition
+from lib.loss import bellman_loss
+from lib.run import Run, describe_device_error
+from lib.saving import Progress
 
 TINY = {"replay_initial": 40, "replay_size": 200, "batch_size": 2, "epsilon_start": 0.5}
 NO_BUFFER = {"rollout": 10, "batch_size": 10, "epsilon_start": 0.5}
@@ -33,7 +44,7 @@ UPDATES = 12
 SAMPLED = {"experience.py EpsilonGreedyAgent.__call__"}  # an action has to be known to be played
 
 
-def load(script: str, edit: Callable[[str], str] = lambda source: source) -> ModuleType:
+def load(script: str, edit: Callable[[str], str] = lambda source: source) -> types.ModuleType:
     """A rung, its source edited."""
     path = ROOT / f"{script}.py"
     module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(script, path))
@@ -51,7 +62,7 @@ class Seen:
 
 
 def train(
-    module: ModuleType, folder: Path, device: str, resumed: Any = None, **settings: Any
+    module: types.ModuleType, folder: Path, device: str, resumed: Any = None, **settings: Any
 ) -> Seen:
     """Let a rung make some updates."""
     seen, losses = Seen(), []
@@ -90,3 +101,200 @@ def test_a_rung_waits_for_its_actions_alone(script, tmp_path):
     assert seen.waits == ({"07_speedrun.py train.<locals>.play"} if "07" in script else SAMPLED)
     if script in (*SERIAL, "05_vector_env"):  # the others draw with the GPU's generator
         assert seen.losses == train(load(script), tmp_path / "cpu", "cpu").losses
+
+
+class Threads:
+    """In place of multiprocessing: a player that shares the GPU's memory, as CUDA IPC would."""
+
+    Pipe = staticmethod(multiprocessing.Pipe)
+
+    class Process(threading.Thread):
+        exitcode = 0
+
+        def __init__(self, target: Any, args: tuple, name: str, daemon: bool) -> None:
+            super().__init__(name=name, daemon=daemon)
+            pipe, self.bound, _, self.play, self.packed, self.shares_gpu = args
+            self.pipe = Connection(os.dup(pipe.fileno()))  # the trainer closes its own
+
+        def run(self) -> None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError), Everything():
+                queue = player.ExperienceQueue(self.pipe, self.bound)
+                self.play(queue, *self.packed._args)
+            self.pipe.close()
+
+    def __init__(self, how: str) -> None:
+        assert how == "spawn"
+
+
+@pytest.mark.parametrize("script", PARALLEL)
+def test_a_trainer_never_waits_for_its_gpu(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(player.multiprocessing, "get_context", Threads)
+    settings = {"play_device": f"{NAME}:0", "sync_frames": 2, "steps": 2}
+    with in_place_of_cuda():
+        seen = train(load(script), tmp_path, NAME, **settings)
+    assert seen.waits == set()
+
+
+@pytest.mark.parametrize("script", PARALLEL)
+def test_a_player_on_the_cpu_needs_no_gpu(script, tmp_path):
+    with in_place_of_cuda():  # the player is a process of its own, that knows of no fake
+        seen = train(load(script), tmp_path, NAME, play_device="cpu", steps=2)
+    assert seen.waits == set()
+
+
+def test_what_cannot_be_shared_is_one_line(tmp_path):
+    with in_place_of_cuda(), pytest.raises(player.Failure) as failure:
+        train(load("03_parallel"), tmp_path, NAME, play_device=f"{NAME}:0")
+    assert "shares no memory" in str(failure.value)
+    assert str(failure.value).endswith("--play-device cpu does without")
+
+
+def test_the_copy_for_the_player_follows_the_network():
+    with in_place_of_cuda(), torch.no_grad():
+        network = DQN((2, 84, 84), 3).to(NAME)
+        mirror = player.Mirror(network)
+        weights, copies = list(network.parameters()), list(mirror.network.parameters())
+        for number in (1.0, 2.0, 3.0):
+            for weight in weights:
+                weight.fill_(number)
+            weights[0][0, 0, 0, 1] = 7
+            gpu.waits.clear()
+            for _ in range(4):  # asked for, not there yet, there
+                mirror.refresh()
+                assert all(copy.isfinite().all() for copy in copies)
+            assert gpu.waits == []
+            for weight, copy in zip(weights, copies, strict=True):
+                assert copy.stride() == weight.stride()
+                assert torch.equal(weight.cpu(), copy)
+
+
+def make_update(captures: bool) -> Callable[[], torch.Tensor]:
+    """The update of 06 on a filled buffer."""
+    torch.manual_seed(0)
+    device = torch.device(NAME)
+    network = DQN((2, 84, 84), 3).to(device)
+    net, buffer = (
+        MixedWeights(network, torch.float32, 1e-3),
+        DeviceReplayBuffer(99, (2, 84, 84), device),
+    )
+    numbers = np.random.default_rng(0)
+    frames = numbers.integers(256, size=(50, 1, 84, 84), dtype=np.uint8)
+    firsts = [frames[0], *[None] * 49]
+    steps = [Transition(0, i % 3, i % 2, False, frames[i], firsts[i], None) for i in range(50)]
+    buffer.extend(steps)
+
+    def loss_of(weights: Any, batch: Any) -> torch.Tensor:
+        return bellman_loss(net(weights, batch.states), net(weights, batch.next_states), batch, 0.9)
+
+    def update() -> torch.Tensor:
+        gradients, loss = grad_and_value(loss_of)(net.compute, buffer.sample(4))
+        net.adam(gradients)
+        return loss
+
+    for _ in range(3):  # as warming up for a capture does
+        if not captures:
+            update()
+    return captured(update) if captures else update
+
+
+def test_a_captured_update_is_the_plain_one_and_draws_anew():
+    with in_place_of_cuda():
+        replay = make_update(captures=True)
+        losses = [replay().item() for _ in range(5)]
+        plain = make_update(captures=False)
+        plain()  # as the capture did, which computes nothing on a real GPU
+        assert losses == pytest.approx([plain().item() for _ in range(5)], rel=1e-5)
+        assert len(set(losses)) == 5
+
+
+def test_a_resumed_run_draws_what_it_would_have_drawn(tmp_path):
+    """The GPU's generator is kept, too: 06 samples with it."""
+    with in_place_of_cuda():
+        train(load("06_compiled_update"), tmp_path, NAME, checkpoint_every=UPDATES)
+        kept = gpu.get_rng_state()
+        torch.manual_seed(7)
+        checkpoint = read_checkpoint(find_checkpoint(tmp_path, "latest"))
+        engine, run = Engine(lambda *_: None), types.SimpleNamespace(device=torch.device(NAME))
+        Progress(engine, run).load_state_dict(checkpoint["progress"])
+        assert torch.equal(gpu.get_rng_state(), kept)
+
+
+def test_a_full_gpu_is_one_line(tmp_path):
+    with in_place_of_cuda():
+        gpu.memory = 10**6
+        with pytest.raises(torch.OutOfMemoryError) as error:
+            train(load("06_compiled_update"), tmp_path, NAME)
+    told = describe_device_error(error.value)
+    assert told.startswith("CUDA out of memory. Tried to allocate")
+    assert "--replay-size" in told
+    assert "\n" not in told
+    assert "try setting" not in told
+
+
+MISTAKES = {
+    "state left on the CPU": (
+        "01_baseline",
+        "target_net = copy.deepcopy(net)",
+        "target_net = copy.deepcopy(net).cpu()",
+        "same device",
+    ),
+    "an index on the wrong side": (
+        "01_baseline",
+        "bellman_loss(net(batch.states), next_q,",
+        "bellman_loss(net(batch.states), next_q[torch.arange(len(next_q))],",
+        "01_baseline.py train.<locals>.process_batch",
+    ),
+    "a number of the CPU in a captured update": (
+        "06_compiled_update",
+        "next_q, batch, hp.gamma)",
+        "next_q, batch, torch.tensor(hp.gamma))",
+        "stays what it is",
+    ),
+    "an if that asks the GPU": (
+        "03_parallel",
+        "        loss.backward()",
+        "        if loss > 1e9:\n            raise ValueError\n        loss.backward()",
+        "03_parallel.py train.<locals>.process_batch",
+    ),
+    "numbers fetched in the loop": (
+        "03_parallel",
+        "        return loss.detach()",
+        "        loss.detach().cpu().numpy()\n        return loss.detach()",
+        "03_parallel.py train.<locals>.process_batch",
+    ),
+    "a capture of pageable copies": (
+        "06_compiled_update",
+        "        net.adam(gradients)",
+        "        loss = loss * torch.ones(1).to(run.device)\n        net.adam(gradients)",
+        "in a capture",
+    ),
+    "pinned memory that is written while it is copied": (
+        "01_baseline",
+        "        optimizer.zero_grad()",
+        "        pinned = torch.zeros(3).pin_memory()\n"
+        "        there = pinned.to(run.device, non_blocking=True)\n"
+        "        pinned.fill_(1)\n"
+        "        optimizer.zero_grad()",
+        "changed while it was copied",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_planted_mistakes_are_caught(mistake, tmp_path, monkeypatch):
+    """Each of these would fail, wait or learn something else on a GPU, and does not on a CPU."""
+    script, right, wrong, complaint = MISTAKES[mistake]
+    monkeypatch.setattr(player.multiprocessing, "get_context", Threads)
+
+    def plant(source: str) -> str:
+        assert source.count(right) == 1
+        return source.replace(right, wrong)
+
+    settings = {"play_device": f"{NAME}:0"} if script == "03_parallel" else {}
+    module = load(script, plant)
+    with in_place_of_cuda():
+        try:
+            found = " ".join(train(module, tmp_path / "gpu", NAME, **settings).waits)
+        except (RuntimeError, AssertionError) as error:
+            found = str(error)
+    assert complaint in found
