@@ -157,6 +157,10 @@ def prepare_torch(seed: int) -> None:
     # Numbers below 1e-38 (the moments that Adam keeps of a unit that is never active end there)
     # can take a CPU many times as long. Threads inherit this, so it comes before the first one.
     torch.set_flush_denormal(True)
+    if torch.cuda.is_available():
+        # Matrix products do what convolutions do by default: where the GPU has units for it,
+        # their inputs are rounded to 10 bits of mantissa (TF32), and sums stay float32.
+        torch.backends.cuda.matmul.allow_tf32 = True
     keep_freed_memory()
 
 
@@ -214,7 +218,7 @@ def make_folder(hyperparams: Options, script: str) -> Path:
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
     """Say what the run runs on, in the order of interest."""
-    gpus = {"cuda": torch.cuda.get_device_name, "mps": lambda _: "Apple"}
+    gpus = {"cuda": _gpu_name, "mps": lambda _: "Apple"}
     machine: dict[str, str | int] = {
         "device": str(device),
         "gpu": gpus.get(device.type, lambda _: "none")(device),
@@ -230,6 +234,11 @@ def describe_precision(hyperparams: CommonOptions) -> str:
     """What updates are computed in: the rung's own choice, or that of autocast, or float32."""
     autocast = "bfloat16 autocast" if hyperparams.amp else "float32"
     return getattr(hyperparams, "precision", autocast)
+
+
+def _gpu_name(device: torch.device) -> str:
+    has_tf32 = torch.cuda.get_device_capability(device) >= (8, 0)  # see prepare_torch
+    return torch.cuda.get_device_name(device) + (" (float32 is TF32)" if has_tf32 else "")
 
 
 def cores() -> int:
