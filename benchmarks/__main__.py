@@ -24,6 +24,7 @@ COMMANDS = {
     "sweep": "run one experiment that changes a single setting, with its table and figure",
     "techniques": "measure each optimisation by itself on the same network and data",
     "breakdown": "show where one iteration of a rung goes, and what bounds it",
+    "gpu": "spend an hour on a rented GPU: tests, FPS, records, in order of worth",
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
     "screenshot": "take pictures of TensorBoard as it shows runs",
 }

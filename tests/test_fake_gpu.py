@@ -20,6 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+if torch.cuda.is_available():  # torch has room for one kind of accelerator
+    pytest.skip("there is a real GPU, see test_gpu", allow_module_level=True)
+
 from conftest import BEYOND, PARALLEL, ROOT, SERIAL
 from fake_gpu import NAME, Everything, gpu, in_place_of_cuda
 from ignite.engine import Engine, Events
