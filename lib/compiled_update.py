@@ -65,7 +65,7 @@ class MixedWeights:
         self.epsilon = epsilon
         device = next(network.parameters()).device
         # Tensors, so that a compiled or captured update finds their newest values.
-        self.learning_rate = torch.tensor(learning_rate, device=device)
+        self.learning_rate = torch.full((), learning_rate, device=device)
         self.mean_decay = torch.ones((), device=device)  # beta to the power of the steps so far
         self.square_decay = torch.ones((), device=device)
         self.gradient_norm = torch.zeros((), device=device)  # of the last update

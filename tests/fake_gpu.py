@@ -293,18 +293,6 @@ gpu = FakeGpu()
 _setup_privateuseone_for_python_backend(NAME, gpu)
 
 
-@torch.library.impl("aten::empty_strided", "PrivateUse1")
-def _empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):
-    """What ``torch.tensor(..., device=...)`` asks for behind the back of any mode."""
-    return GpuTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
-
-
-@torch.library.impl("aten::_copy_from", "PrivateUse1")
-def _copy_from(source, target, non_blocking=False):
-    """Likewise."""
-    return gpu.compute(aten.copy_.default, (target, source, non_blocking), {})
-
-
 @contextlib.contextmanager
 def in_place_of_cuda() -> Iterator[FakeGpu]:
     """Within, the project takes the fake for an NVIDIA GPU, and compiles nothing."""

@@ -28,6 +28,8 @@ from conftest import BEYOND, PARALLEL, ROOT, SERIAL
 from fake_gpu import NAME, Everything, gpu, in_place_of_cuda
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad_and_value
 
 from lib import player
@@ -39,6 +41,7 @@ from lib.dqn_model import DQN
 from lib.events import PlayEvents
 from lib.experience import Transition
 from lib.loss import bellman_loss
+from lib.rollout import Rollout
 from lib.run import Run, describe_device_error
 from lib.saving import Progress
 
@@ -172,43 +175,72 @@ def test_the_copy_for_the_player_follows_the_network():
                 assert torch.equal(weight.cpu(), copy)
 
 
-def make_update(captures: bool) -> Callable[[], torch.Tensor]:
-    """The update of 06 on a filled buffer."""
-    torch.manual_seed(0)
-    device = torch.device(NAME)
-    network = DQN((2, 84, 84), 3).to(device)
-    net, buffer = (
-        MixedWeights(network, torch.float32, 1e-3),
-        DeviceReplayBuffer(99, (2, 84, 84), device),
-    )
-    numbers = np.random.default_rng(0)
-    frames = numbers.integers(256, size=(50, 1, 84, 84), dtype=np.uint8)
-    firsts = [frames[0], *[None] * 49]
-    steps = [Transition(0, i % 3, i % 2, False, frames[i], firsts[i], None) for i in range(50)]
-    buffer.extend(steps)
+def make_update(network: DQN, source: Any, gamma: Any = 0.9) -> Callable[[], torch.Tensor]:
+    """The update of 06, or that of 07 if the source is a rollout."""
+    net = MixedWeights(network, torch.float32, 1e-3)
 
     def loss_of(weights: Any, batch: Any) -> torch.Tensor:
-        return bellman_loss(net(weights, batch.states), net(weights, batch.next_states), batch, 0.9)
+        q = net(weights, batch.states)
+        if isinstance(source, Rollout):
+            return (q.gather(1, batch.actions.unsqueeze(1))[:, 0] - batch.returns).square().mean()
+        return bellman_loss(q, net(weights, batch.next_states), batch, gamma)
 
     def update() -> torch.Tensor:
-        gradients, loss = grad_and_value(loss_of)(net.compute, buffer.sample(4))
+        gradients, loss = grad_and_value(loss_of)(net.compute, source.sample(4))
         net.adam(gradients)
         return loss
 
-    for _ in range(3):  # as warming up for a capture does
-        if not captures:
-            update()
-    return captured(update) if captures else update
+    return update
+
+
+def filled_buffer() -> DeviceReplayBuffer:
+    """With a game of noise."""
+    buffer = DeviceReplayBuffer(99, (2, 84, 84), NAME)
+    frames = np.random.default_rng(0).integers(256, size=(50, 1, 84, 84), dtype=np.uint8)
+    firsts = [frames[0], *[None] * 49]
+    game = [Transition(0, i % 3, i % 2, False, frames[i], firsts[i], None) for i in range(50)]
+    buffer.extend(game)
+    return buffer
 
 
 def test_a_captured_update_is_the_plain_one_and_draws_anew():
-    with in_place_of_cuda():
-        replay = make_update(captures=True)
-        losses = [replay().item() for _ in range(5)]
-        plain = make_update(captures=False)
-        plain()  # as the capture did, which computes nothing on a real GPU
-        assert losses == pytest.approx([plain().item() for _ in range(5)], rel=1e-5)
-        assert len(set(losses)) == 5
+    losses = []
+    for captures in (True, False):
+        with in_place_of_cuda():
+            torch.manual_seed(0)
+            update = make_update(DQN((2, 84, 84), 3).to(NAME), filled_buffer())
+            if captures:
+                update = captured(update)
+            else:  # as warming up does, and the capture, which computes nothing on a real GPU
+                for _ in range(4):
+                    update()
+            losses.append([update().item() for _ in range(5)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(set(losses[0])) == 5
+
+
+@pytest.mark.parametrize("source", ["buffer", "rollout", "buffer, and a number of the CPU"])
+def test_every_node_of_a_compiled_update_is_on_the_gpu(source):
+    """As the compiler sees it, after it has taken the update apart."""
+    devices: dict[str, str] = {}
+
+    def inspect(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        tensors = ((n, n.meta.get("val")) for n in module.graph.nodes)
+        devices.update({n.name: v.device.type for n, v in tensors if isinstance(v, torch.Tensor)})
+        return module.forward
+
+    network = DQN((2, 84, 84), 3)
+    gamma = torch.tensor(0.9) if "number" in source else 0.9
+    with FakeTensorMode(allow_non_fake_inputs=True):  # no numbers, only shapes and devices
+        network._apply(lambda w: torch.empty_strided(w.shape, w.stride(), device=NAME))
+        shape = (2, 84, 84)
+        if source == "rollout":
+            update = make_update(network, Rollout(4, (8, *shape), 0.9, 0.9, NAME))
+        else:
+            update = make_update(network, DeviceReplayBuffer(99, shape, NAME), gamma)
+        torch.compile(update, fullgraph=True, backend=aot_autograd(fw_compiler=inspect))()
+    assert len(devices) > 200
+    assert set(devices.values()) == ({NAME, "cpu"} if "number" in source else {NAME})
 
 
 def test_a_resumed_run_draws_what_it_would_have_drawn(tmp_path):
