@@ -65,7 +65,8 @@ def train(hp: Options, run: Run) -> State:
 
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames * hp.steps)
     arguments = (hp, net, epsilon, run.frames_before)
-    player = Player(play, arguments, bound=2 * hp.steps, timeout=hp.player_timeout)
+    bound, device = 2 * hp.steps, hp.player_device
+    player = Player(play, arguments, bound, timeout=hp.player_timeout, device=device)
     buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
 
     def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:

@@ -17,7 +17,7 @@ from ignite.engine import Engine, State
 from torch.func import grad_and_value
 
 from lib.arguments import Hyperparams, PrecisionOptions, option
-from lib.compiled_update import CompiledUpdate, MixedWeights, Weights
+from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, Weights
 from lib.device_replay import DeviceReplayBuffer
 from lib.dqn_model import DQN
 from lib.evaluation import evaluate
@@ -63,7 +63,8 @@ def train(hp: Options, run: Run) -> State:
         return loss
 
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
-    agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
+    values = CapturedForward(q_function, envs.states.shape, run.device)
+    agent = EpsilonGreedyAgent(values, n_actions, epsilon, run.device, hp.seed)
     experience = VectorExperienceSource(envs, agent)
     learn = CompiledUpdate(update, run.device)
 

@@ -21,7 +21,7 @@ from ignite.engine import Engine, State
 from torch.func import grad_and_value
 
 from lib.arguments import PongOptions, PrecisionOptions, option
-from lib.compiled_update import CompiledUpdate, MixedWeights, Weights
+from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, Weights
 from lib.dqn_model import NormalizedDQN
 from lib.evaluation import evaluate
 from lib.events import announce
@@ -30,6 +30,7 @@ from lib.handlers import attach_handlers
 from lib.loss import squared_error
 from lib.rollout import Rollout, Targets
 from lib.run import Run, launch
+from lib.transfer import upload
 from lib.vector_env import StackedVectorEnv, ale_games
 
 
@@ -85,11 +86,11 @@ def train(hp: Options, run: Run) -> State:
     def play() -> Iterator[None]:
         updates_due = 0.0
         while not engine.should_terminate:
-            states = torch.from_numpy(envs.states).to(run.device)
-            values, greedy = q_function(states).max(1)
-            rollout.state_values(states, values)
+            (states,) = upload(run.device, envs.states)
+            values, greedy = best(states)
             actions = explore(greedy, engine.state.frames)
             envs.send(actions)
+            rollout.state_values(states, values)  # and look back, while the games go on
             net.learning_rate.fill_(rate(engine.state.frames))
             if rollout.complete:
                 updates_due += hp.epochs * hp.envs / hp.batch_size
@@ -100,6 +101,7 @@ def train(hp: Options, run: Run) -> State:
             rollout.outcome(actions, step.rewards, step.ended)
             announce(engine, hp.envs, step.episodes, [(step.frames[0], step.episodes[0])])
 
+    best = CapturedForward(lambda s: q_function(s).max(1), envs.states.shape, run.device)
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())
     attach_handlers(engine, run, epsilon, {"net": net, "buffer": rollout, "explore": explore})

@@ -25,6 +25,7 @@ COMMANDS = {
     "techniques": "measure each optimisation by itself on the same network and data",
     "breakdown": "show where one iteration of a rung goes, and what bounds it",
     "cluster": "measure players on Ray, and what one learner takes in from many",
+    "gpu": "spend an hour on a rented GPU: tests, FPS, records, in order of worth",
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
     "screenshot": "take pictures of TensorBoard as it shows runs",
 }

@@ -9,15 +9,19 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 from lib.devices import compiles
+from lib.transfer import is_asynchronous
 
 Weights = dict[str, torch.Tensor]
+Result = TypeVar("Result")
 
 
 @torch.library.custom_op("pong::rows", mutates_args=())
@@ -61,7 +65,7 @@ class MixedWeights:
         self.epsilon = epsilon
         device = next(network.parameters()).device
         # Tensors, so that a compiled or captured update finds their newest values.
-        self.learning_rate = torch.tensor(learning_rate, device=device)
+        self.learning_rate = torch.full((), learning_rate, device=device)
         self.mean_decay = torch.ones((), device=device)  # beta to the power of the steps so far
         self.square_decay = torch.ones((), device=device)
         self.gradient_norm = torch.zeros((), device=device)  # of the last update
@@ -118,6 +122,66 @@ class MixedWeights:
             self.compute[name].copy_(weight)
 
 
+def captured(function: Callable[[], Result]) -> Callable[[], Result]:
+    """The function as one CUDA graph: everything it launches, launched with a single call.
+
+    It must find everything it reads in tensors that stay in their place, and must not wait for
+    the GPU. It is called a few times by the way.
+
+    Returns:
+        Replays the graph. What it returns lies in the same place each time.
+    """
+    side = torch.cuda.Stream()  # capturing wants a stream of its own, and all memory in place
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+
+    def replay() -> Result:
+        graph.replay()
+        return result
+
+    return replay
+
+
+class CapturedForward:
+    """A function of states, to choose actions with; on the GPU it is one CUDA graph.
+
+    Its twenty or so kernels take the GPU less time than the CPU needs to launch them. Fewer states
+    than there is room for are computed with the others' old ones, which costs no time there.
+
+    Args:
+        function: maps states, uint8 (n, stack, height, width), to a tensor or several, (n, ...).
+        states_shape: of the most states it will get.
+        device: where it computes.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[torch.Tensor], Any],
+        states_shape: tuple[int, ...],
+        device: torch.device,
+    ) -> None:
+        self._function, self._device = function, device
+        self._shape = states_shape
+        self._replay: Callable[[], Any] | None = None
+
+    def __call__(self, states: torch.Tensor) -> Any:
+        """The function's result; on the GPU the next call overwrites it."""
+        if not is_asynchronous(self._device):
+            return self._function(states)
+        if self._replay is None:
+            place = torch.zeros(self._shape, dtype=torch.uint8, device=self._device)
+            self._states = place
+            self._replay = captured(lambda: self._function(place))
+        self._states[: len(states)].copy_(states)
+        return tree_map(lambda result: result[: len(states)], self._replay())
+
+
 class CompiledUpdate:
     """An update, compiled, and on the GPU recorded once and replayed as one CUDA graph.
 
@@ -146,8 +210,8 @@ class CompiledUpdate:
             if not ready:
                 if compiles(self._device):
                     self._compile()
-                if self._device.type == "cuda":
-                    self._call = self._capture()
+                if is_asynchronous(self._device):
+                    self._call = captured(self._call)
                 ready = True
             yield
 
@@ -174,24 +238,7 @@ class CompiledUpdate:
 
     def __call__(self) -> torch.Tensor:
         """Update; the loss, on its device."""
-        return self._call()
-
-    def _capture(self) -> Callable[[], torch.Tensor]:
-        side = torch.cuda.Stream()  # capturing wants a stream of its own, and all memory in place
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self._call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            loss = self._call()
-
-        def replay() -> torch.Tensor:
-            graph.replay()
-            return loss.clone()  # the next replay writes into the same place
-
-        return replay
+        return self._call().clone()  # the next replay writes it into the same place
 
 
 def _say(line: str) -> None:

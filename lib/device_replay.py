@@ -15,6 +15,7 @@ import torch
 from lib.compiled_update import rows
 from lib.experience import Transition
 from lib.replay_buffer import Batch
+from lib.transfer import upload
 
 
 class DeviceReplayBuffer:
@@ -77,12 +78,20 @@ class DeviceReplayBuffer:
 
         rows = (self._transitions_written + np.arange(len(transitions))) % self.capacity
         slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
-        self._frames[self._put(slots)] = self._put(np.concatenate(frames))
-        at = self._put(rows)
-        self._windows[at] = self._put(np.array(windows) % len(self._frames))
-        self._actions[at] = self._put(np.array([t.action for t in transitions]))
-        self._rewards[at] = self._put(np.array([t.reward for t in transitions], dtype=np.float32))
-        self._terminated[at] = self._put(np.array([t.terminated for t in transitions]))
+        new_frames, slots_there, rows_there, *columns = upload(
+            self.device,
+            np.concatenate(frames),
+            slots,
+            rows,
+            np.array(windows) % len(self._frames),
+            np.array([t.action for t in transitions]),
+            np.array([t.reward for t in transitions], dtype=np.float32),
+            np.array([t.terminated for t in transitions]),
+        )
+        self._frames[slots_there] = new_frames
+        tables = (self._windows, self._actions, self._rewards, self._terminated)
+        for table, column in zip(tables, columns, strict=True):
+            table[rows_there] = column
 
         self._first_numbers[rows] = [window[0] for window in windows]
         self._frames_written += len(frames)
@@ -146,9 +155,3 @@ class DeviceReplayBuffer:
             "terminated": self._terminated[:n],
             "first_numbers": torch.from_numpy(self._first_numbers[:n]),
         }
-
-    def _put(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cuda":
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor

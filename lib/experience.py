@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from lib.resumable_env import ResumableEnv
+from lib.transfer import upload
 
 Schedule = Callable[[int], float]  # frame -> value
 QFunction = Callable[[torch.Tensor], torch.Tensor]  # states -> values of the actions
@@ -126,7 +127,7 @@ class EpsilonGreedyAgent:
         self.q_function = q_function
         self.n_actions = n_actions
         self.epsilon = epsilon
-        self.device = device
+        self.device = torch.device(device)
         self.frames = 0  # for how many an action was chosen
         self._rng = np.random.default_rng((seed, 1))  # a stream of its own
 
@@ -145,7 +146,8 @@ class EpsilonGreedyAgent:
             chosen = np.stack(
                 [np.asarray(state) for state, g in zip(states, greedy, strict=True) if g]
             )
-            values = self.q_function(torch.from_numpy(chosen).to(self.device))
+            (states_there,) = upload(self.device, chosen)
+            values = self.q_function(states_there)
             actions[greedy] = values.argmax(1).cpu().numpy()
         self.frames += len(states)
         return actions

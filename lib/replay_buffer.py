@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from lib.experience import Transition
+from lib.transfer import Parcel
 
 
 class Batch(NamedTuple):
-    """A minibatch on the training device; every tensor is contiguous."""
+    """A minibatch on the training device; states and next states are views of one window."""
 
     states: torch.Tensor  # uint8, (batch, stack, height, width)
     actions: torch.Tensor  # int64, (batch,)
@@ -120,13 +121,22 @@ class ReplayBuffer:
                 raise ValueError("every transition has lost frames: the capacity is too small")
             indices[lost] = self._rng.choice(whole, size=np.count_nonzero(lost))
             windows = self._windows[indices]
-        return Batch(
-            states=self._gather(windows[:, :-1]),
-            actions=self._to_device(self._actions[indices]),
-            rewards=self._to_device(self._rewards[indices]),
-            terminated=self._to_device(self._terminated[indices]),
-            next_states=self._gather(windows[:, 1:]),
+        parcel = Parcel(
+            self.device,
+            ((*windows.shape, *self._frames.shape[1:]), np.uint8),
+            (indices.shape, np.int64),
+            (indices.shape, np.float32),
+            (indices.shape, np.bool_),
         )
+        # NumPy copies a few hundred frames sooner than torch has woken up its threads. In any
+        # other mode it would copy twice: into a memory of its own first.
+        pixels, *places = parcel.arrays
+        np.take(self._frames, windows % len(self._frames), axis=0, out=pixels, mode="clip")
+        columns = (self._actions, self._rewards, self._terminated)
+        for place, column in zip(places, columns, strict=True):
+            place[:] = column[indices]
+        stacks, actions, rewards, terminated = parcel.send()
+        return Batch(stacks[:, :-1], actions, rewards, terminated, stacks[:, 1:])
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: everything, the frames without a copy."""
@@ -157,18 +167,6 @@ class ReplayBuffer:
             "rewards": self._rewards[:n],
             "terminated": self._terminated[:n],
         }
-
-    def _gather(self, numbers: np.ndarray) -> torch.Tensor:
-        """Stack frames by their numbers, (batch, stack), into (batch, stack, height, width)."""
-        # NumPy copies a few hundred frames sooner than torch has woken up its threads.
-        return self._to_device(self._frames[numbers % len(self._frames)])
-
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cuda":
-            # From pinned memory the GPU takes the data by itself, while the CPU goes on.
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor.to(self.device)
 
     def _store(self, frame: np.ndarray) -> int:
         """Write a frame of shape (1, height, width) into the ring and return its number."""

@@ -7,6 +7,7 @@ import torch
 
 from lib.compiled_update import rows
 from lib.loss import lambda_returns
+from lib.transfer import upload
 
 
 class Targets(NamedTuple):
@@ -83,9 +84,10 @@ class Rollout:
 
     def outcome(self, actions: np.ndarray, rewards: np.ndarray, ended: np.ndarray) -> None:
         """Record what was done, and what came of it: int64, float32 and bool, (environments,)."""
-        self._actions[self._step].copy_(torch.from_numpy(actions))
-        self._rewards[self._step].copy_(torch.from_numpy(rewards))
-        self._ended[self._step].copy_(torch.from_numpy(ended))
+        tables = (self._actions, self._rewards, self._ended)
+        columns = upload(self._actions.device, actions, rewards, ended)
+        for table, column in zip(tables, columns, strict=True):
+            table[self._step].copy_(column)
         self._step += 1
 
     def state_dict(self) -> dict[str, Any]:

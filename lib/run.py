@@ -31,6 +31,8 @@ from lib.columns import summarize
 LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 EVENT_FILES = "events.out.tfevents.*"
+# What torch has no exception of its own for, cuDNN's and cuBLAS's errors among them.
+DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
 
 
 class Failure(Exception):  # noqa: N818, it is how a run ends
@@ -118,9 +120,28 @@ def launch(
     except (Failure, OSError) as failure:  # the disk is full, say
         print(f"{script}: failed: {failure}", file=sys.stderr)
         sys.exit(1)
+    except RuntimeError as error:
+        message = describe_device_error(error)
+        if not message:
+            raise
+        print(f"{script}: failed: {message}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print(f"{script}: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+def describe_device_error(error: Exception) -> str | None:
+    """What the GPU ran into, in one line; None if it is another error.
+
+    Such errors are told by whatever call comes next, so where they are raised means little.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    if isinstance(error, torch.OutOfMemoryError):
+        sentences = lines[0].split(". ")[:3]  # what was wanted, what there is; then advice
+        return ". ".join(sentences) + "; a smaller --batch-size or --replay-size may fit"
+    told = isinstance(error, torch.AcceleratorError) or lines[0].startswith(DEVICE_ERRORS)
+    return lines[0] if told else None
 
 
 def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
@@ -136,6 +157,10 @@ def prepare_torch(seed: int) -> None:
     # Numbers below 1e-38 (the moments that Adam keeps of a unit that is never active end there)
     # can take a CPU many times as long. Threads inherit this, so it comes before the first one.
     torch.set_flush_denormal(True)
+    if torch.cuda.is_available():
+        # Matrix products do what convolutions do by default: where the GPU has units for it,
+        # their inputs are rounded to 10 bits of mantissa (TF32), and sums stay float32.
+        torch.backends.cuda.matmul.allow_tf32 = True
     keep_freed_memory()
 
 
@@ -193,7 +218,7 @@ def make_folder(hyperparams: Options, script: str) -> Path:
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
     """Say what the run runs on, in the order of interest."""
-    gpus = {"cuda": torch.cuda.get_device_name, "mps": lambda _: "Apple"}
+    gpus = {"cuda": _gpu_name, "mps": lambda _: "Apple"}
     machine: dict[str, str | int] = {
         "device": str(device),
         "gpu": gpus.get(device.type, lambda _: "none")(device),
@@ -209,6 +234,11 @@ def describe_precision(hyperparams: CommonOptions) -> str:
     """What updates are computed in: the rung's own choice, or that of autocast, or float32."""
     autocast = "bfloat16 autocast" if hyperparams.amp else "float32"
     return getattr(hyperparams, "precision", autocast)
+
+
+def _gpu_name(device: torch.device) -> str:
+    has_tf32 = torch.cuda.get_device_capability(device) >= (8, 0)  # see prepare_torch
+    return torch.cuda.get_device_name(device) + (" (float32 is TF32)" if has_tf32 else "")
 
 
 def cores() -> int:

@@ -15,7 +15,7 @@ from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint, DiskSaver
 
 from lib.checkpoints import FOLDER, SETTINGS, read_checkpoint
-from lib.run import EVENT_FILES, Failure, Run
+from lib.run import EVENT_FILES, Failure, Run, describe_device_error
 
 # What belongs together: an empty buffer takes no game from its middle on.
 REPLAY = ("buffer", "experience")
@@ -53,12 +53,13 @@ class Progress:
         self.engine, self.run = engine, run
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, torch's random state, and the length of every event file."""
+        """Counters, torch's random states, and the length of every event file."""
         self.run.tensorboard.writer.flush()
         files = self.run.folder.glob(EVENT_FILES)
         return {
             **{name: getattr(self.engine.state, name) for name in self.COUNTERS},
             "random": torch.get_rng_state(),
+            "device_random": self._device_random(),
             "events": {file.name: file.stat().st_size for file in files},
         }
 
@@ -67,6 +68,14 @@ class Progress:
         for name in self.COUNTERS:
             setattr(self.engine.state, name, state[name])
         torch.set_rng_state(state["random"])
+        if state.get("device_random") is not None:
+            torch.get_device_module(self.run.device).set_rng_state(state["device_random"])
+
+    def _device_random(self) -> torch.Tensor | None:
+        """What a replay buffer on the GPU draws from; None on the CPU."""
+        if self.run.device.type == "cpu":
+            return None
+        return torch.get_device_module(self.run.device).get_rng_state()
 
 
 def save_checkpoints(
@@ -122,6 +131,8 @@ def save_checkpoints(
                 solved(engine)
             latest(engine)
         except (OSError, RuntimeError) as error:  # torch's own when the disk is full
+            if describe_device_error(error):  # the GPU's, which comes to light here
+                raise
             reason = str(error).strip().split("\n")[0]
             free = shutil.disk_usage(run.folder).free // 2**20
             raise Failure(

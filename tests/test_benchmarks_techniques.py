@@ -4,10 +4,12 @@ import csv
 import gzip
 import json
 import subprocess
+import types
 from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from benchmarks import peers
 from benchmarks.__main__ import main
@@ -108,6 +110,30 @@ def test_breakdown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert {"sample", "forward", "backward", "optimizer"} <= names
     assert f"{name} is bound by " in (tmp_path / "breakdown.md").read_text()
+
+
+def test_kernels_of_the_gpu_count_with_their_operators_alone() -> None:
+    def event(key: str, where: DeviceType, microseconds: float) -> types.SimpleNamespace:
+        return types.SimpleNamespace(
+            key=key,
+            device_type=where,
+            self_device_time_total=microseconds,
+            self_cpu_time_total=1.0,
+            count=rung.PROFILED,
+        )
+
+    events = [
+        event("aten::mm", DeviceType.CPU, 1e3),
+        event("ampere_sgemm_128x64", DeviceType.CUDA, 1e3),
+        event("aten::add_", DeviceType.CPU, 2e3),
+        event("forward", DeviceType.CPU, 3e3),  # a part of the iteration
+    ]
+    operators = rung.top_operators(events, gpu=True)
+    assert [(name, calls) for name, _, calls in operators] == [
+        ("aten::add_", "1.0"),
+        ("aten::mm", "1.0"),
+    ]
+    assert operators[0][1] == f"{2 / rung.PROFILED:.3f}"
 
 
 def test_breakdown_of_no_rung(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,13 @@
 
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
 import torch
 
+from lib import player
 from lib.dqn_model import DQN
 from lib.experience import Transition
 from lib.player import ExperienceQueue, Player
@@ -81,3 +83,41 @@ def test_the_player_sees_the_live_weights_and_goes_with_the_trainer():
                 if transitions and transitions[-1].action == value:
                     break
     assert player.process.exitcode == 0
+
+
+class Unreadable:
+    """Arrives in the player as an error, as memory of a GPU does that cannot be opened."""
+
+    def __reduce__(self):
+        return (fail_to_open, ())
+
+
+def fail_to_open():
+    raise RuntimeError("CUDA error: invalid resource handle\nCompile with `TORCH_USE_CUDA_DSA`")
+
+
+def test_arguments_that_do_not_arrive_are_one_line():
+    with (
+        pytest.raises(
+            Failure, match=r"the player failed: RuntimeError: CUDA error: invalid resource"
+        ),
+        Player(watch, (Unreadable(),), 8) as player,
+    ):
+        for _ in player:
+            pass
+
+
+def test_the_file_of_a_killed_trainer_is_removed_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(player, "SHARED_MEMORY", tmp_path)
+    trainer = torch.multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    trainer.start()
+    mine, other = tmp_path / f"torch_{trainer.pid}_123_0", tmp_path / "torch_1_123_0"
+    mine.touch()
+    other.touch()
+    player.remove_leftovers(trainer)  # it may still end by itself, and do so
+    assert mine.exists()
+    trainer.kill()
+    trainer.join()
+    player.remove_leftovers(trainer)
+    assert not mine.exists()
+    assert other.exists()

@@ -212,19 +212,49 @@ def test_every_rung_explains_itself(script, capsys):
     assert titles[:3] == ["run", "learning", "playing"]
 
 
-def test_a_loss_that_is_no_number_is_exit_code_1(tmp_path):
-    poisoned = (ROOT / "01_baseline.py").read_text()
-    assert poisoned.count("loss.backward()") == 1
-    (tmp_path / "poisoned.py").write_text(
-        poisoned.replace("loss.backward()", "loss = loss * float('nan'); loss.backward()")
-    )
-    command = [sys.executable, "poisoned.py", *QUICK, "--run-dir", "runs"]
+def run_edited(script: str, right: str, wrong: str, folder: Path) -> subprocess.CompletedProcess:
+    """Run a rung in whose source something was replaced."""
+    source = (ROOT / f"{script}.py").read_text()
+    assert source.count(right) == 1
+    (folder / "poisoned.py").write_text(source.replace(right, wrong))
+    command = [sys.executable, "poisoned.py", *QUICK, "--run-dir", "runs", "--max-frames", "600"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120
     )
+
+
+def test_a_loss_that_is_no_number_is_exit_code_1(tmp_path):
+    wrong = "loss = loss * float('nan'); loss.backward()"
+    result = run_edited("01_baseline", "loss.backward()", wrong, tmp_path)
     assert result.returncode == 1
     assert result.stderr.strip() == "poisoned: failed: the loss became nan within 100 updates"
+
+
+FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB"
+LOST = "CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "told"),
+    [
+        ("in an update", f"torch.OutOfMemoryError('{FULL}. 1 is free. Of the memory')", FULL),
+        ("in an update", "RuntimeError('cuDNN error: CUDNN_STATUS')", "cuDNN error: CUDNN_STATUS"),
+        ("while it is saved", f"torch.AcceleratorError('{LOST}\\nKernel errors might')", LOST),
+    ],
+)
+def test_what_the_gpu_ran_into_is_one_line(place, error, told, tmp_path):
+    if place == "in an update":
+        edit = ("loss.backward()", f"raise {error}")
+    else:
+        edit = (
+            "    learned = {",
+            f"    def lost(): raise {error}\n    net.state_dict = lost\n    learned = {{",
+        )
+    result = run_edited("01_baseline", *edit, tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"poisoned: failed: {told}"), result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
 
 
 def start(script: str, folder: Path, *flags: str) -> subprocess.Popen:

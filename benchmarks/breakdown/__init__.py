@@ -115,7 +115,7 @@ def take_apart(
     with tqdm(total=repeats * len(WHAT_IFS) + 2, desc=rung, unit="run", disable=None) as bar:
         for _ in range(repeats):
             for name in WHAT_IFS:
-                with without(name, module):
+                with without(name, module, clock.device):
                     plain = run_rung(module, settings, updates)
                 what_ifs[name].append(plain.fps)
                 bar.update()

@@ -6,7 +6,7 @@ import io
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks import Failed
@@ -138,8 +139,14 @@ def run_rung(
 
 
 @contextmanager
-def without(what: str, module: ModuleType) -> Iterator[None]:
-    """Leave out what a what-if rate does without."""
+def without(what: str, module: ModuleType, device: torch.device) -> Iterator[None]:
+    """Leave out what a what-if rate does without.
+
+    Args:
+        what: one of ``WHAT_IFS``.
+        module: the rung.
+        device: where it learns.
+    """
     sample = ReplayBuffer.sample
     batches: dict[int, Any] = {}
 
@@ -149,7 +156,7 @@ def without(what: str, module: ModuleType) -> Iterator[None]:
         return batches[batch_size]
 
     def idle_engine(process: Callable[..., Any]) -> Engine:
-        nothing = torch.zeros(())
+        nothing = torch.zeros((), device=device)  # one on the CPU would be copied every time
         return Engine(lambda engine, batch: nothing)
 
     patches = {
@@ -213,12 +220,26 @@ def profile_rung(module: ModuleType, settings: dict[str, Any], folder: Path) -> 
     with timed_parts(record_function):
         run_rung(module, settings, PROFILED, profiler.start, profiler.stop)
 
+    return top_operators(profiler.key_averages(), gpu)
+
+
+def top_operators(events: Iterable[Any], gpu: bool) -> list[list[str]]:
+    """The operators that take longest: name, milliseconds and calls per update.
+
+    Args:
+        events: of ``torch.profiler``, averaged.
+        gpu: count the time of the GPU. A kernel is an event of its own there, and its time is
+            also that of the operator that launched it: the operators alone are counted.
+    """
+
     def own_time(event: Any) -> float:  # microseconds
         return event.self_device_time_total if gpu else event.self_cpu_time_total
 
-    events = [event for event in profiler.key_averages() if event.key not in PARTS]
-    events.sort(key=own_time, reverse=True)
+    operators = [
+        event for event in events if event.key not in PARTS and event.device_type == DeviceType.CPU
+    ]
+    operators.sort(key=own_time, reverse=True)
     return [
         [event.key, f"{own_time(event) / PROFILED / 1e3:.3f}", f"{event.count / PROFILED:.1f}"]
-        for event in events[:TOP_OPERATORS]
+        for event in operators[:TOP_OPERATORS]
     ]

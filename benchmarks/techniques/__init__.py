@@ -23,6 +23,7 @@ from benchmarks.techniques.measuring import Alternative, Result, Settings, measu
 from benchmarks.techniques.network import (
     compilation,
     copies,
+    cudnn_benchmark,
     device,
     memory_format,
     optimizer,
@@ -38,6 +39,7 @@ TECHNIQUES: dict[str, Callable[[Settings], list[Alternative]]] = {
     "device": device,
     "memory-format": memory_format,
     "precision": precision,
+    "cudnn-benchmark": cudnn_benchmark,
     "compilation": compilation,
     "relu": relu,
     "optimizer": optimizer,

@@ -3,6 +3,7 @@
 import copy
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -170,11 +171,55 @@ def precision(settings: Settings) -> list[Alternative]:
         need_gpu(settings)  # the CPU has no gradients worth having in float16
         return Learner(settings, dtype=torch.float16, scale=True)
 
+    def exact() -> Learner:
+        need_gpu(settings)  # the CPU always is
+        return Flagged(settings, torch.backends.cudnn.flags, enabled=True, allow_tf32=False)
+
     ways = {
         "float32": lambda: Learner(settings),
+        "float32, convolutions without TF32": exact,
         "bfloat16 autocast": lambda: Learner(settings, dtype=torch.bfloat16),
         "float16 autocast, scaled": half,
     }
+    return at_work(settings, ways)
+
+
+class Flagged(Learner):
+    """A learner that works under some of torch's flags.
+
+    Args:
+        settings: as for ``Learner``.
+        flags: a context manager that sets them.
+        values: of the flags.
+    """
+
+    def __init__(
+        self, settings: Settings, flags: Callable[..., AbstractContextManager], **values: bool
+    ) -> None:
+        super().__init__(settings)
+        self.flags = partial(flags, **values)
+
+    def forward(self) -> None:
+        """As ``Learner.forward``."""
+        with self.flags():
+            super().forward()
+
+    def update(self) -> None:
+        """As ``Learner.update``."""
+        with self.flags():
+            super().update()
+
+
+def cudnn_benchmark(settings: Settings) -> list[Alternative]:
+    """cuDNN's choice of kernels by its own rules, or by trying all of them once."""
+
+    def flagged(benchmark: bool) -> Learner:
+        need_gpu(settings)
+        # All of these flags have other defaults than torch's state.
+        flags = torch.backends.cudnn.flags
+        return Flagged(settings, flags, enabled=True, benchmark=benchmark, allow_tf32=True)
+
+    ways = {"chosen by rule": partial(flagged, False), "chosen by trial": partial(flagged, True)}
     return at_work(settings, ways)
 
 

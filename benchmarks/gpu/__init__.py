@@ -1,0 +1,176 @@
+"""Spend an hour on a rented GPU well: everything that waits for one, in order of worth.
+
+Each step is a program with a time limit of its own, what it prints is kept in a file, and the
+summary is written anew after each. A step that fails, or that takes too long, does not stop
+the others; one for which there is no time left is left out. Started once more with the same
+--out it does not repeat runs of rungs that are complete.
+
+    python -m benchmarks gpu --out results/h200
+    python -m benchmarks gpu --minutes 10
+    python -m benchmarks gpu --rehearse            the same, tiny, and on the CPU if need be
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from benchmarks import UserError
+from benchmarks.arguments import add_out, positive
+from benchmarks.gpu.steps import STEPS, Step, steps
+from benchmarks.report import join_machine, output_folder, write_table
+from benchmarks.runner import ROOT
+from lib.run import describe_machine
+
+GRACE_SECONDS = 30  # for a step that is asked to stop to write its records
+DONE, FAILED, TOO_LONG, NO_TIME = "held", "did not hold", "stopped at its time limit", "not run"
+
+
+@dataclass
+class Outcome:
+    """How a step went."""
+
+    step: Step
+    how: str  # one of the four above
+    minutes: float = 0.0
+    told: str = ""  # its last line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this subcommand."""
+    parser.add_argument(
+        "--minutes",
+        type=positive,
+        default=60,
+        metavar="N",
+        help="time for all steps; those that do not fit are left out (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=STEPS,
+        metavar="STEP",
+        default=STEPS,
+        help="steps to make: " + ", ".join(STEPS) + " (default: all)",
+    )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="make every step tiny; on the CPU if there is no GPU",
+    )
+    add_out(parser, "runs/gpu")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the steps, and write what came of each."""
+    gpu = torch.cuda.is_available()
+    if not gpu and not args.rehearse:
+        raise UserError("torch finds no usable GPU here (--rehearse needs none)")
+    out = output_folder(args.out).resolve()
+    machine = describe_machine(torch.device("cuda" if gpu else "cpu"))
+    print(join_machine(machine), flush=True)
+    planned = [step for step in steps(out, cuda=gpu, tiny=args.rehearse) if step.name in args.only]
+    outcomes: list[Outcome] = []
+    deadline = time.monotonic() + 60 * args.minutes
+    try:
+        for number, step in enumerate(planned, start=1):
+            left = (deadline - time.monotonic()) / 60
+            print(f"[{number}/{len(planned)}] {step.name}: {step.why}", flush=True)
+            outcomes.append(make(step, left, out))
+            print(f"    {line(outcomes[-1])}", flush=True)
+            summarise(outcomes, join_machine(machine), out)
+    finally:
+        print(f"what held and what did not: {out / 'summary.md'}")
+    return 0 if all(outcome.how in (DONE, NO_TIME) for outcome in outcomes) else 1
+
+
+def make(step: Step, left: float, out: Path) -> Outcome:
+    """Make a step if there is time for it.
+
+    Args:
+        step: what to run.
+        left: minutes.
+        out: gets what it prints.
+    """
+    if left < step.least:
+        return Outcome(step, NO_TIME, told=f"wants {step.least:g} minutes, {left:.1f} are left")
+    begin = time.monotonic()
+    deadline = begin + 60 * min(step.most, left)
+    log = out / f"{step.name}.txt"
+    how = DONE
+    with open(log, "w") as file:
+        for command in step.commands:
+            code = execute(command, file, deadline - time.monotonic())
+            if code is None:
+                how = TOO_LONG
+                break
+            if code:
+                how = FAILED  # and go on: a table shows what there is
+    minutes = (time.monotonic() - begin) / 60
+    return Outcome(step, how, minutes, last_line(log))
+
+
+def execute(command: Sequence[str], log: object, seconds: float) -> int | None:
+    """Run a program; its exit code, None if it had to be stopped."""
+    process = subprocess.Popen(
+        [sys.executable, *command], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, process_group=0
+    )
+    try:
+        return process.wait(max(seconds, 0))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:  # by Ctrl-C, too
+        stop(process)
+
+
+def stop(process: subprocess.Popen) -> None:
+    """Ask a program to end; it passes that on to its runs, which write their records."""
+    if process.poll() is not None:
+        return
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for child in psutil.wait_procs(below, timeout=1)[1]:
+        child.kill()
+
+
+def last_line(log: Path) -> str:
+    """The end of what a program printed."""
+    lines = [text.strip() for text in log.read_text(errors="replace").splitlines() if text.strip()]
+    return lines[-1][:200] if lines else ""
+
+
+def line(outcome: Outcome) -> str:
+    """An outcome in a line."""
+    return f"{outcome.how} after {outcome.minutes:.1f} minutes: {outcome.told}"
+
+
+def summarise(outcomes: Sequence[Outcome], machine: str, out: Path) -> None:
+    """Write what is known so far."""
+    held = [outcome.step.name for outcome in outcomes if outcome.how == DONE]
+    others = [outcome.step.name for outcome in outcomes if outcome.how in (FAILED, TOO_LONG)]
+    write_table(
+        out / "summary",
+        "An hour on a GPU",
+        ["step", "outcome", "minutes", "its last line", "all it said"],
+        [
+            [o.step.name, o.how, f"{o.minutes:.1f}", o.told.replace("|", "/"), f"{o.step.name}.txt"]
+            for o in outcomes
+        ],
+        [
+            f"Machine: {machine}",
+            f"Held: {', '.join(held) or 'nothing'}",
+            f"Did not hold, or was not done in time: {', '.join(others) or 'nothing'}",
+        ],
+    )

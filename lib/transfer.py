@@ -1,0 +1,71 @@
+"""Arrays sent to the training device in one copy, which nobody waits for.
+
+From ordinary memory a copy to the GPU first waits for all the work that the GPU was given
+before. From pinned memory (which the system never moves) the GPU takes the data when it comes
+to it, and the CPU carries on. Every copy costs its launch, so what belongs together is sent
+together.
+"""
+
+import math
+
+import numpy as np
+import torch
+
+# Kinds of devices that work through a queue of their own, beside the CPU.
+ASYNCHRONOUS = ("cuda",)
+
+
+def is_asynchronous(device: torch.device) -> bool:
+    """Whether the CPU carries on while this device copies and computes."""
+    return device.type in ASYNCHRONOUS
+
+
+class Parcel:
+    """Arrays side by side in pinned memory: fill them, then send them.
+
+    The memory is torch's, which gives it to nobody else before the copy is done.
+
+    Args:
+        device: where they go.
+        contents: shape and dtype of each array.
+    """
+
+    ALIGNMENT = 16  # bytes: of every dtype's size a multiple
+
+    def __init__(
+        self, device: torch.device, *contents: tuple[tuple[int, ...], np.dtype | type]
+    ) -> None:
+        self._device = device
+        self._places: list[tuple[int, int]] = []
+        end = 0
+        for shape, dtype in contents:
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            self._places.append((end, end + size))
+            end += -(-size // self.ALIGNMENT) * self.ALIGNMENT
+        self._memory = torch.empty(end, dtype=torch.uint8, pin_memory=is_asynchronous(device))
+        memory = self._memory.numpy()
+        self.arrays = [
+            memory[begin:end].view(dtype).reshape(shape)
+            for (begin, end), (shape, dtype) in zip(self._places, contents, strict=True)
+        ]
+
+    def send(self) -> list[torch.Tensor]:
+        """The arrays as tensors on the device; on the CPU they share their memory."""
+        tensors = [torch.from_numpy(array) for array in self.arrays]
+        if not is_asynchronous(self._device):
+            return [tensor.to(self._device) for tensor in tensors]
+        sent = self._memory.to(self._device, non_blocking=True)
+        return [
+            sent[begin:end].view(tensor.dtype).view(tensor.shape)
+            for (begin, end), tensor in zip(self._places, tensors, strict=True)
+        ]
+
+
+def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
+    """The arrays as tensors on the device; on the CPU they share their memory."""
+    if not is_asynchronous(device):
+        return [torch.from_numpy(array).to(device) for array in arrays]
+    parcel = Parcel(device, *((array.shape, array.dtype) for array in arrays))
+    for place, array in zip(parcel.arrays, arrays, strict=True):
+        place[...] = array
+    return parcel.send()

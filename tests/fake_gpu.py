@@ -1,0 +1,309 @@
+"""A GPU that is none: every kernel is computed by the CPU, by the rules of a GPU.
+
+It is a backend written in Python with torch's own means, so the numbers are real: what a rung
+learns on it is what it would learn anywhere. What a GPU does not forgive is found:
+
+- tensors of both sides in one operation raise an error;
+- a copy that makes the CPU wait for the GPU is noted, with the line that asked for it;
+- a copy that is not waited for arrives as late as it may: until then its target holds rubbish,
+  and its source must not change;
+- a capture refuses whatever would not be replayed, and a replay computes the same operations on
+  the same memory again, so numbers that stayed on the CPU are those of the capture.
+"""
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.backend_registration import _DummyBackendModule as BackendModule
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from lib import transfer
+
+NAME = "fakegpu"
+ROOT = Path(__file__).parent.parent
+aten = torch.ops.aten
+WAITING = {
+    aten._local_scalar_dense.default,
+    aten.is_nonzero.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+}
+INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
+COPIES = {aten._to_copy.default, aten.copy_.default}
+
+
+class GpuTensor(torch.Tensor):
+    """Says that it lies on the GPU; its numbers are held by a tensor of the CPU."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> "GpuTensor":
+        layout = {"strides": held.stride(), "storage_offset": held.storage_offset()}
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, dtype=held.dtype, device=f"{NAME}:0", **layout
+        )
+        tensor.held = held
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return gpu.compute(func, args, kwargs or {})
+
+    @property
+    def data(self):
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, other):  # as a module's ``to`` does
+        torch.Tensor.data.__set__(self, other)
+        self.held = other.held
+
+    def __reduce_ex__(self, protocol):  # in a checkpoint; loading one asks for the CPU's anyway
+        return self.held.__reduce_ex__(protocol)
+
+
+def _no_sharing(tensor: GpuTensor) -> None:
+    raise RuntimeError("CUDA error: this GPU shares no memory with another process")
+
+
+ForkingPickler.register(GpuTensor, _no_sharing)
+
+
+class FakeGpu(BackendModule):
+    """The GPU, its generator, and what it saw."""
+
+    def __init__(self) -> None:
+        self.random = torch.Generator()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was seen."""
+        self.waits: list[str] = []  # of the main thread, as "file function"
+        self.kernels = 0
+        self.pinned: dict[int, torch.UntypedStorage] = {}
+        self.sources: list[tuple[torch.Tensor, torch.Tensor]] = []  # of copies under way
+        self.arriving: list[tuple[torch.Tensor, torch.Tensor]] = []  # targets on the CPU
+        self.graph: FakeGraph | None = None  # that is being captured
+        self.memory = 2**40  # bytes a tensor may have
+
+    # What torch asks of a backend.
+    def manual_seed_all(self, seed: int) -> None:
+        self.random.manual_seed(seed)
+
+    def get_rng_state(self) -> torch.Tensor:
+        return self.random.get_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        self.random.set_state(state)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation, which may be one of the CPU alone."""
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        here = {id(x.held): x for x in flat if isinstance(x, GpuTensor)}
+        there = [x for x in flat if isinstance(x, torch.Tensor) and not isinstance(x, GpuTensor)]
+        device = kwargs.get("device")
+        on_gpu = device.type == NAME if device is not None else bool(here)
+        if func in COPIES:
+            target_is_tensor = func is aten.copy_.default
+            on_gpu = isinstance(args[0], GpuTensor) if target_is_tensor else on_gpu
+            source_on_gpu = isinstance(args[1 if target_is_tensor else 0], GpuTensor)
+        elif here:
+            self._check(func, args, there)
+        # The CPU computes it.
+        held = [self._on_cpu(x) for x in flat]
+        cpu_args, cpu_kwargs = pytree.tree_unflatten(held, spec)
+        pin = cpu_kwargs.pop("pin_memory", False) or func is aten._pin_memory.default
+        if func is aten.is_pinned.default:
+            return args[0].untyped_storage().data_ptr() in self.pinned
+        if func is aten._pin_memory.default:
+            func, cpu_args, cpu_kwargs = aten.clone.default, cpu_args[:1], {}
+        compute = functools.partial(self.run, func) if on_gpu else func
+        result = compute(*cpu_args, **cpu_kwargs)
+        if pin:
+            storage = result.untyped_storage()
+            self.pinned[storage.data_ptr()] = storage  # kept, so the address stays its own
+        if func in COPIES and source_on_gpu != on_gpu:
+            source = cpu_args[1] if target_is_tensor else cpu_args[0]
+            self._copied(func, source, result, on_gpu, cpu_kwargs, cpu_args)
+        if not on_gpu:
+            return result
+        self.kernels += 1
+        if self.graph is not None:
+            self.graph.record(func, cpu_args, cpu_kwargs, result)
+        return pytree.tree_map_only(torch.Tensor, lambda held: self._there(held, here), result)
+
+    def _there(self, held: torch.Tensor, known: dict[int, GpuTensor]) -> GpuTensor:
+        if id(held) in known:
+            return known[id(held)]
+        if held.untyped_storage().nbytes() > self.memory:
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {held.nbytes} bytes. GPU 0 has a total "
+                f"capacity of {self.memory} bytes. Of the allocated memory ... try setting ..."
+            )
+        return GpuTensor(held)
+
+    def _on_cpu(self, x: Any) -> Any:
+        if isinstance(x, torch.device):
+            return torch.device("cpu")
+        return x.held if isinstance(x, GpuTensor) else x
+
+    def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute, with the GPU's random numbers."""
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        cpus = torch.get_rng_state()
+        torch.set_rng_state(self.random.get_state())
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.random.set_state(torch.get_rng_state())
+            torch.set_rng_state(cpus)
+
+    def _check(self, func: Any, args: Any, there: list[torch.Tensor]) -> None:
+        """Whether a GPU would compute this, and whether without the CPU's waiting."""
+        if func in INDEXING:
+            indices = [i for i in args[1] if i is not None]
+            if not isinstance(args[0], GpuTensor):
+                raise RuntimeError(f"{func}: the indices are on the GPU, the table is not")
+            if any(not isinstance(i, GpuTensor) or i.dtype is torch.bool for i in indices):
+                self._wait(func)
+        elif any(x.dim() for x in there):
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device")
+        elif there and self.graph is not None:
+            raise RuntimeError(f"{func}: a number of the CPU in a capture stays what it is")
+        if func in WAITING:
+            self._wait(func)
+
+    def _copied(self, func, source, result, on_gpu, kwargs, args) -> None:
+        later = kwargs.get("non_blocking", False) or (func is aten.copy_.default and args[2:])
+        host = source if on_gpu else result
+        pinned = host.untyped_storage().data_ptr() in self.pinned
+        if self.graph is not None:
+            raise RuntimeError(f"{func}: a copy from or to the CPU in a capture")
+        if not later or not pinned:
+            self._wait(func)
+        elif on_gpu:
+            self.sources.append((source, source.clone()))
+        else:
+            self.arriving.append((result, result.clone()))
+            result.view(torch.uint8).fill_(0xA5)
+
+    def _wait(self, func: Any) -> None:
+        if self.graph is not None:
+            raise RuntimeError(f"{func}: the CPU cannot wait within a capture")
+        self.synchronize()
+        frame = sys._getframe()
+        while frame and not self._is_ours(Path(frame.f_code.co_filename)):
+            frame = frame.f_back
+        if frame and threading.current_thread() is threading.main_thread():
+            place = f"{Path(frame.f_code.co_filename).name} {frame.f_code.co_qualname}"
+            self.waits.append(place)
+
+    def _is_ours(self, file: Path) -> bool:
+        return file.parent in (ROOT, ROOT / "lib")
+
+    def synchronize(self) -> None:
+        """Everything that was asked for is done."""
+        for source, was in self.sources:
+            assert torch.equal(source, was), "pinned memory changed while it was copied"
+        for target, numbers in self.arriving:
+            target.copy_(numbers)
+        self.sources, self.arriving = [], []
+
+
+class FakeGraph:
+    """A CUDA graph: operations of a capture, which ``replay`` computes again in their places."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+
+    def record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Called during the capture."""
+        self.operations.append((func, args, kwargs, result))
+
+    def replay(self) -> None:
+        """Compute everything again."""
+        for func, args, kwargs, result in self.operations:
+            if func.is_view:
+                continue
+            pairs = zip(
+                pytree.tree_leaves(result),
+                pytree.tree_leaves(gpu.run(func, *args, **kwargs)),
+                strict=True,
+            )
+            for place, new in pairs:
+                if isinstance(place, torch.Tensor) and place is not new:
+                    place.copy_(new)
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """What is computed within is recorded."""
+        gpu.graph = self
+        try:
+            yield
+        finally:
+            gpu.graph = None
+
+
+class FakeStream:
+    """The only one."""
+
+    def wait_stream(self, stream: "FakeStream") -> None:
+        """Nothing to wait for."""
+
+
+class FakeEvent:
+    """Has happened when it is asked for the second time."""
+
+    asked = 0
+
+    def record(self) -> None:
+        """Nothing."""
+
+    def query(self) -> bool:
+        """Whether it has happened; what was copied before it has arrived then."""
+        self.asked += 1
+        if self.asked > 1:
+            gpu.synchronize()
+        return self.asked > 1
+
+
+class Everything(TorchDispatchMode):
+    """Sends what makes new tensors to the GPU, too."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return gpu.compute(func, args, kwargs or {})
+
+
+gpu = FakeGpu()
+_setup_privateuseone_for_python_backend(NAME, gpu)
+
+
+@contextlib.contextmanager
+def in_place_of_cuda() -> Iterator[FakeGpu]:
+    """Within, the project takes the fake for an NVIDIA GPU, and compiles nothing."""
+    gpu.restart()
+    with pytest.MonkeyPatch.context() as patch, Everything():
+        patch.setattr(transfer, "ASYNCHRONOUS", (NAME,))
+        patch.setattr(torch, "compile", lambda function, **_: function)
+        patch.setattr(torch.cuda, "Stream", FakeStream)
+        patch.setattr(torch.cuda, "Event", FakeEvent)
+        patch.setattr(torch.cuda, "current_stream", FakeStream)
+        patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+        patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+        patch.setattr(torch.cuda, "graph", FakeGraph.capture)
+        yield gpu
