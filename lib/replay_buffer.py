@@ -132,7 +132,7 @@ class ReplayBuffer:
         # other mode it would copy twice: into a memory of its own first.
         pixels, *places = parcel.arrays
         np.take(self._frames, windows % len(self._frames), axis=0, out=pixels, mode="clip")
-        columns = (self._actions, self._rewards, self._terminated)
+        columns: tuple[np.ndarray, ...] = (self._actions, self._rewards, self._terminated)
         for place, column in zip(places, columns, strict=True):
             place[:] = column[indices]
         stacks, actions, rewards, terminated = parcel.send()
