@@ -10,7 +10,7 @@ import torch
 from lib.device_replay import DeviceReplayBuffer
 from lib.experience import Transition
 from lib.recipe import PONG_ROWS
-from lib.replay_buffer import ReplayBuffer
+from lib.replay_buffer import Batch, ReplayBuffer
 from lib.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
 
 N, STACK = 3, 4
@@ -67,15 +67,19 @@ def test_outside_of_the_playing_field_nothing_moves_but_the_score(played) -> Non
         assert np.array_equal(cut.frames, step.frames[:, :, slice(*PONG_ROWS)])
 
 
+def everything(buffer: ReplayBuffer) -> Batch:
+    """All transitions, in the order of their places."""
+    buffer._rng = SimpleNamespace(integers=lambda below, size: np.arange(size))
+    return buffer.sample(len(buffer))
+
+
 def test_the_replay_buffer_returns_what_the_agent_saw(played) -> None:
     states, steps = played
     buffer = ReplayBuffer(N * len(steps), (STACK, 84, 84))
     for step in steps:
         buffer.extend(step)
-    every = np.arange(N * len(steps))
-    buffer._rng = SimpleNamespace(integers=lambda below, size: every)
     seen = np.stack(states[: len(steps)]).reshape(-1, STACK, 84, 84)
-    assert torch.equal(buffer.sample(len(every)).states, torch.from_numpy(seen))
+    assert torch.equal(everything(buffer).states, torch.from_numpy(seen))
 
 
 @pytest.mark.parametrize("capacity", [200, 10_000])
@@ -87,14 +91,9 @@ def test_the_buffer_on_the_device_holds_bit_for_bit_the_same(played, capacity: i
         plain.extend(step)
         device.extend(step)
     assert len(plain) == len(device) == min(capacity, N * len(steps))
-    rows = torch.arange(len(plain))
-    batch = device.gather(rows)
-    windows = plain._windows[: len(plain)]
-    assert torch.equal(batch.states, plain._gather(windows[:, :-1]))
-    assert torch.equal(batch.next_states, plain._gather(windows[:, 1:]))
-    assert torch.equal(batch.actions, torch.from_numpy(plain._actions[: len(plain)]))
-    assert torch.equal(batch.rewards, torch.from_numpy(plain._rewards[: len(plain)]))
-    assert torch.equal(batch.terminated, torch.from_numpy(plain._terminated[: len(plain)]))
+    batch = device.gather(torch.arange(len(plain)))
+    for mine, theirs in zip(batch, everything(plain), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_only_whole_transitions_are_drawn() -> None:
