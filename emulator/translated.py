@@ -50,9 +50,14 @@ rom = np.frombuffer(read_rom(), np.uint8).astype(np.int32)
 
 def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function that Python calls, and keep it for the next start."""
+    return kept(numba.njit(cache=True, **OPTIONS), function)
+
+
+def kept(compiler: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a compiler of Numba's keep what it makes of a function beside the translation."""
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder())
     try:
-        return numba.njit(cache=True, **OPTIONS)(function)
+        return compiler(function)
     finally:
         numba.config.CACHE_DIR = before
 

@@ -44,7 +44,8 @@ class PongVectorEnv(VectorEnv):
         num_envs: games played at once.
         seed: game ``i`` is seeded with ``seed + i``, or a seed for each; None for chance. ``reset``
             may change it.
-        threads: that play, outside of the interpreter's lock; 0 for one per core.
+        device: cpu; or cuda, then arrays are torch tensors there (see ``emulator.cuda``).
+        threads: of the CPU that play, outside of the interpreter's lock; 0 for one per core.
         stack: frames of an observation; a new game begins with black ones.
         frame_skip: emulated frames that an action is held.
         max_pool: see the maximum of the last two emulated frames, not the last one alone.
@@ -56,11 +57,20 @@ class PongVectorEnv(VectorEnv):
         ValueError: a number is too small, or there are not as many seeds as games.
     """
 
+    def __new__(cls, *args: Any, device: Any = "cpu", **kwargs: Any) -> "PongVectorEnv":
+        """A ``CudaPongVectorEnv`` for a GPU, as ``pathlib.Path`` makes a path of its system's."""
+        if not str(device).startswith("cuda"):
+            return super().__new__(cls)
+        from emulator.cuda import CudaPongVectorEnv  # torch and CUDA are wanted there alone
+
+        return super().__new__(CudaPongVectorEnv)
+
     def __init__(
         self,
         num_envs: int,
         *,
         seed: int | Sequence[int] | np.ndarray | None = None,
+        device: str = "cpu",
         threads: int = 0,
         stack: int = 4,
         frame_skip: int = 4,
@@ -82,16 +92,22 @@ class PongVectorEnv(VectorEnv):
         self._settings = frame_skip, max_pool, max_num_frames_per_episode
         self._noop_max, self._clips = noop_max, reward_clipping
         self._beginning = new_game()
-        # Two games at least: the compiled functions know arrays whose columns lie side by side.
-        self._state = np.zeros((FIELDS, max(2, num_envs)), np.int32, order="F")
-        threads = min(threads or len(os.sched_getaffinity(0)), num_envs)
-        edges = np.linspace(0, num_envs, threads + 1).astype(int)
-        self._shares = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
-        self._pool = ThreadPoolExecutor(threads, "pong")
+        self._prepare(device, threads)
         self._observations: np.ndarray | None = None
         self._results: tuple[np.ndarray, ...] = ()
         self._playing: list[Future] = []
         self._seed(np.random.SeedSequence().generate_state(1)[0] if seed is None else seed)
+
+    def _prepare(self, device: Any, threads: int) -> None:
+        """The state of the games, and what plays them."""
+        if str(device) != "cpu":
+            raise ValueError(f"device is {device}, and must be cpu or cuda")
+        # Two games at least: the compiled functions know arrays whose columns lie side by side.
+        self._state = np.zeros((FIELDS, max(2, self.num_envs)), np.int32, order="F")
+        threads = min(threads or len(os.sched_getaffinity(0)), self.num_envs)
+        edges = np.linspace(0, self.num_envs, threads + 1).astype(int)
+        self._shares = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
+        self._pool = ThreadPoolExecutor(threads, "pong")
 
     def _seed(self, seed: int | Sequence[int] | np.ndarray) -> None:
         seeds = np.asarray(seed, np.int64)
@@ -126,8 +142,7 @@ class PongVectorEnv(VectorEnv):
         Raises:
             ValueError: there are options, or not as many seeds as games.
         """
-        if options:
-            raise ValueError(f"reset knows no options, but was given {', '.join(options)}")
+        self._check_options(options)
         self._wait()
         if seed is not None:
             self._seed(seed)
@@ -143,12 +158,7 @@ class PongVectorEnv(VectorEnv):
             ValueError: these are no actions.
             gymnasium.error.Error: closed, never reset, or ``recv`` was not called in between.
         """
-        if self.closed:
-            raise ClosedEnvironmentError("send: the games are closed")
-        if self._observations is None:
-            raise ResetNeeded("send: call reset first")
-        if self._playing:
-            raise AlreadyPendingCallError("send: call recv first, the games are on", "send")
+        self._check_turn()
         actions = np.asarray(actions)
         integers = actions.dtype.kind in "iu"
         if not integers or actions.shape != (self.num_envs,) or not _all_below(actions):
@@ -164,6 +174,18 @@ class PongVectorEnv(VectorEnv):
             self._pool.submit(self._play, *share, actions, before, self._observations)
             for share in self._shares
         ]
+
+    def _check_options(self, options: dict[str, Any] | None) -> None:
+        if options:
+            raise ValueError(f"reset knows no options, but was given {', '.join(options)}")
+
+    def _check_turn(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError("send: the games are closed")
+        if self._observations is None:
+            raise ResetNeeded("send: call reset first")
+        if self._playing:
+            raise AlreadyPendingCallError("send: call recv first, the games are on", "send")
 
     def recv(
         self,
