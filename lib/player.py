@@ -30,7 +30,7 @@ from lib.run import Failure, describe_device_error, prepare_torch
 from lib.transfer import is_asynchronous
 
 WAIT_SECONDS = 1.0  # between looks at whether the trainer was asked to stop
-EXIT_SECONDS = 1.0  # for a player to go by itself; it has nothing to save
+EXIT_SECONDS = 5.0  # for a player to go by itself; a busy machine takes more than one
 EXIT_SECONDS_GPU = 10.0  # where it has to let go of the GPU first
 SHARED_MEMORY = Path("/dev/shm")
 START_SECONDS = 120.0  # for its first transition, where the limit is shorter
@@ -129,7 +129,8 @@ class Player:
         trace: TracebackType | None,
     ) -> None:
         self._pipe.close()  # which the player notices
-        self.process.join(EXIT_SECONDS_GPU if self._shares_gpu else EXIT_SECONDS)
+        if error is None or self._shares_gpu:  # after a failure nothing is left to wait for
+            self.process.join(EXIT_SECONDS_GPU if self._shares_gpu else EXIT_SECONDS)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
