@@ -48,7 +48,7 @@ def connected(address: str, players: int) -> Iterator[None]:
     Raises:
         Failure: Ray is not installed, or there is no such cluster.
     """
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if not address:
         # Ray listens on all addresses where it can have nodes elsewhere. Switching that off is
         # what it does itself on the systems that this variable is named after.
@@ -70,14 +70,18 @@ def connected(address: str, players: int) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         try:
             if address:
-                host, port = address.rsplit(":", 1)  # is it there? Ray itself tries for minutes
-                socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+                _expect_answer(address)
                 # Nodes need no copy of this repository, just what it requires.
-                code = {"py_modules": [str(Path(lib.__file__).parent)]}
-                ray.init(address, runtime_env=code, **quiet)
+                root = Path(lib.__file__).parent.parent
+                code = {"py_modules": [str(root / name) for name in ("lib", "emulator")]}
+                with _silent_stderr():
+                    ray.init(address, runtime_env=code, **quiet)
             else:
                 here = {"_node_ip_address": "127.0.0.1", "_temp_dir": folder}
                 ray.init("local", num_cpus=players, include_dashboard=False, **here, **quiet)
+        except ConnectionError as error:
+            hint = "is it a cluster of Ray, and RAY_AUTH_MODE and the token the same as there?"
+            raise Failure(f"Ray, {address}: {error}; {hint}") from None
         except (OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise Failure(f"Ray, {address or 'on this machine'}: {reason}") from None
@@ -86,6 +90,30 @@ def connected(address: str, players: int) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+def _expect_answer(address: str) -> None:
+    """Raise OSError if nobody listens there, or ValueError: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError("that is not host:port")
+    try:
+        socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+    except OSError as error:
+        raise OSError(f"nobody answers there: {error.strerror or error}") from None
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Drop what Ray's C++ side writes for every attempt to get in; exceptions say it again."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class Players:

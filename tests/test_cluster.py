@@ -196,8 +196,16 @@ class Broken:
 
 
 @needs_ray
-def test_a_killed_node_takes_no_message_of_the_others(capsys):
+def test_a_killed_node_takes_no_message_of_the_others_and_strangers_stay_out(tmp_path, capsys):
     with SimulatedCluster(2, 2) as cluster:
+        intruder = subprocess.Popen(
+            [sys.executable, str(ROOT / f"{SCRIPT}.py"), "--address", cluster.address],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            cwd=tmp_path,
+            env=os.environ | cluster.environment | {"RAY_AUTH_TOKEN": "g" * 64},
+        )
         os.environ |= cluster.environment
         counts: dict[tuple[int, int], list[int]] = {}  # by player and process
         with Players(by_value(Counting), 2, (), cluster.address, timeout=60) as players:
@@ -211,6 +219,11 @@ def test_a_killed_node_takes_no_message_of_the_others(capsys):
                     killed = True
                 if len(counts) == 3 and min(map(len, counts.values())) >= 10:
                     break
+        _, refused = intruder.communicate(timeout=60)
+    assert intruder.returncode == 1
+    assert refused.startswith(f"{SCRIPT}: failed: Ray, {cluster.address}: ")
+    assert refused.count("\n") == 1
+    assert "token" in refused
     # Of each process every message arrived once, in order, up to its last.
     for numbers in counts.values():
         assert numbers == list(range(1, len(numbers) + 1))
