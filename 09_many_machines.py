@@ -110,9 +110,7 @@ def train(hp: Options, run: Run) -> State:
     with Players(Player, hp.players, arguments, hp.address, hp.player_timeout) as players:
         refresh = Events.STARTED | Events.ITERATION_COMPLETED(every=hp.sync_updates)
         engine.add_event_handler(refresh, lambda: players.broadcast(net, engine.state))
-        # A game counts towards avg_reward if it explores no more than those of other rungs.
-        known = epsilons <= max(hp.epsilon_final, epsilons.min())
-        state = engine.run(learn_from(players, buffer, known, engine, run))
+        state = engine.run(learn_from(players, buffer, epsilons, engine, run))
     if state.solved:
         evaluate(net, run)
     return state

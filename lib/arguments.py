@@ -23,7 +23,10 @@ from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
 
 # What a run that goes on does not take over, and what it may have another value of.
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")
-FREE = (*OF_ONE_CALL, "stop_reward", "checkpoint_every", "checkpoint_replay", "player_timeout")
+FREE = (
+    *(*OF_ONE_CALL, "stop_reward", "checkpoint_every", "checkpoint_replay", "player_timeout"),
+    *("address", "players"),  # another cluster, or one that has grown
+)
 # How --help groups the flags, and in which order; those of no group here are of learning.
 RUN = (
     *("seed", "max_frames", "stop_reward", "cuda", "device", "amp", "precision"),
@@ -31,7 +34,8 @@ RUN = (
 )
 PLAYING = (
     *("env", "any_game", "envs", "steps", "rollout", "play_device", "sync_frames"),
-    *("player_timeout", "epsilon_start", "epsilon_final", "epsilon_frames"),
+    *("address", "players", "message_steps", "player_timeout"),
+    *("epsilon_start", "epsilon_final", "epsilon_frames"),
     *("epsilon_floor", "epsilon_floor_frames"),
 )
 WRAPPERS = ("noop_max", "max_pool", "episodic_life", "fire_reset", "clip_reward", "stack", "resize")

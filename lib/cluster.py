@@ -8,6 +8,7 @@ supplied with the newest weights, and to go on with the others while one is gone
 import os
 import secrets
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from lib.run import Failure, Run
 
 AHEAD = 2  # calls of each player under way: it plays the next one while the last is on its way
 LOG_EVERY = 100  # updates
+ANSWER_SECONDS = 5.0  # for a cluster that is to be joined
 WAIT_SECONDS = 1.0  # between looks at whether the learner was asked to stop
 
 
@@ -68,20 +70,50 @@ def connected(address: str, players: int) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         try:
             if address:
+                _expect_answer(address)
                 # Nodes need no copy of this repository, just what it requires.
-                code = {"py_modules": [str(Path(lib.__file__).parent)]}
-                ray.init(address, runtime_env=code, **quiet)
+                root = Path(lib.__file__).parent.parent
+                code = {"py_modules": [str(root / name) for name in ("lib", "emulator")]}
+                with _silent_stderr():
+                    ray.init(address, runtime_env=code, **quiet)
             else:
                 here = {"_node_ip_address": "127.0.0.1", "_temp_dir": folder}
                 ray.init("local", num_cpus=players, include_dashboard=False, **here, **quiet)
+        except ConnectionError as error:
+            hint = "is it a cluster of Ray, and RAY_AUTH_MODE and the token the same as there?"
+            raise Failure(f"Ray, {address}: {error}; {hint}") from None
         except (OSError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise Failure(f"Ray at {address or 'this machine'}: {reason}") from None
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise Failure(f"Ray, {address or 'on this machine'}: {reason}") from None
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own in place
         try:
             yield
         finally:
             ray.shutdown()
+
+
+def _expect_answer(address: str) -> None:
+    """Raise OSError if nobody listens there, or ValueError: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError("that is not host:port")
+    try:
+        socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+    except OSError as error:
+        raise OSError(f"nobody answers there: {error.strerror or error}") from None
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Drop what Ray's C++ side writes for every attempt to get in; exceptions say it again."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class Players:
@@ -186,20 +218,22 @@ def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
 
 
 def learn_from(
-    players: Players, buffer: BulkReplayBuffer, known: np.ndarray, engine: Engine, run: Run
+    players: Players, buffer: BulkReplayBuffer, epsilons: np.ndarray, engine: Engine, run: Run
 ) -> Iterator[Batch]:
     """The data of the engine: remember what players send, and sample in proportion to it.
 
     Args:
         players: send transitions.
         buffer: remembers them.
-        known: bool, (players, games of each): whose episodes count towards avg_reward.
+        epsilons: float, (players, games of each). Only the episodes of games that explore no more
+            than those of other rungs in the end, ``epsilon_final``, count towards avg_reward.
         engine: hears of the frames and episodes as they arrive.
-        run: with the settings ``replay_initial``, ``frames_per_update`` and ``batch_size``; its
-            curves get the age of the weights that the newest transitions were played with.
+        run: with the settings, among them ``frames_per_update`` and ``batch_size``; its curves get
+            the age of the weights that the newest transitions were played with.
     """
     hp, state = run.hyperparams, engine.state
     state.weights_age = 0  # in updates
+    known = epsilons <= max(hp.epsilon_final, epsilons.min())
     run.tensorboard.attach_output_handler(
         engine,
         Events.ITERATION_COMPLETED(every=LOG_EVERY),

@@ -12,19 +12,39 @@ from torch.utils.tensorboard.summary import hparams
 
 # The tab opens on five settings and five figures. Of the settings it takes those that are
 # marked to differ, in the order of their names.
-FIRST = ("script", "seed", "stop_reward", "threads", "torch")
-OUTCOME = (
-    *("fps", "minutes", "avg_reward", "solved", "frames"),
-    *("updates", "episodes", "seconds"),
-)
+FIRST = ["script", "seed", "stop_reward", "threads", "torch"]
+OUTCOME = ["fps", "minutes", "avg_reward", "solved", "frames", "updates", "episodes", "seconds"]
 # What some rungs alone have; a test says which are missing here.
-NUMBERS = (
-    *("replay_size", "replay_initial", "target_sync", "envs", "steps", "stack", "rollout"),
-    *("sync_frames", "player_timeout", "noop_max", "max_pool", "episodic_life", "fire_reset"),
-    *("clip_reward", "any_game", "learning_rate_final", "learning_rate_frames", "adam_epsilon"),
-    *("epochs", "trace", "epsilon_floor", "epsilon_floor_frames"),
-)
-TEXTS = ("play_device", "resize", "precision")
+NUMBERS = [
+    "replay_size",
+    "replay_initial",
+    "target_sync",
+    "envs",
+    "steps",
+    "stack",
+    "rollout",
+    "sync_frames",
+    "player_timeout",
+    "noop_max",
+    "max_pool",
+    "episodic_life",
+    "fire_reset",
+    "clip_reward",
+    "any_game",
+    "learning_rate_final",
+    "learning_rate_frames",
+    "adam_epsilon",
+    "epochs",
+    "trace",
+    "epsilon_floor",
+    "epsilon_floor_frames",
+    "players",
+    "n_steps",
+    "message_steps",
+    "frames_per_update",
+    "sync_updates",
+]
+TEXTS = ["play_device", "resize", "precision", "address"]
 
 
 def summarize(settings: Mapping[str, Any]) -> tuple[Any, Any, Any]:

@@ -30,8 +30,7 @@ from lib.run import Failure, describe_device_error, prepare_torch
 from lib.transfer import is_asynchronous
 
 WAIT_SECONDS = 1.0  # between looks at whether the trainer was asked to stop
-EXIT_SECONDS = 1.0  # for a player to go by itself; it has nothing to save
-EXIT_SECONDS_GPU = 10.0  # where it has to let go of the GPU first
+EXIT_SECONDS = 10.0  # for a player to go by itself: on a GPU, or a busy machine, that takes a while
 SHARED_MEMORY = Path("/dev/shm")
 START_SECONDS = 120.0  # for its first transition, where the limit is shorter
 
@@ -129,7 +128,8 @@ class Player:
         trace: TracebackType | None,
     ) -> None:
         self._pipe.close()  # which the player notices
-        self.process.join(EXIT_SECONDS_GPU if self._shares_gpu else EXIT_SECONDS)
+        if error is None or self._shares_gpu:  # after a failure nothing is left to wait for
+            self.process.join(EXIT_SECONDS)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
@@ -152,6 +152,7 @@ class Player:
                     self._pipe.send(len(taken))
                     deadline = time.monotonic() + self.timeout
                 elif time.monotonic() > deadline:
+                    self.process.kill()  # it would not hear that it is to go
                     raise Failure(f"the player sent nothing for {self.timeout:g} seconds")
             except (EOFError, OSError):  # between messages, or within one
                 raise Failure(f"the player {self._how_it_ended()}") from None

@@ -12,7 +12,7 @@ learns on it is what it would learn anywhere. What a GPU does not forgive is fou
 """
 
 import contextlib
-import functools
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule as BackendModule
@@ -39,7 +40,6 @@ WAITING = {
     aten.masked_select.default,
 }
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
-COPIES = {aten._to_copy.default, aten.copy_.default}
 
 
 class GpuTensor(torch.Tensor):
@@ -80,6 +80,16 @@ def _no_sharing(tensor: GpuTensor) -> None:
 ForkingPickler.register(GpuTensor, _no_sharing)
 
 
+def _on_cpu(x: Any) -> Any:
+    if isinstance(x, torch.device):
+        return torch.device("cpu")
+    return x.held if isinstance(x, GpuTensor) else x
+
+
+def _plainly(func: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
 class FakeGpu(BackendModule):
     """The GPU, its generator, and what it saw."""
 
@@ -112,38 +122,33 @@ class FakeGpu(BackendModule):
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation, which may be one of the CPU alone."""
-        flat, spec = pytree.tree_flatten((args, kwargs))
-        here = {id(x.held): x for x in flat if isinstance(x, GpuTensor)}
-        there = [x for x in flat if isinstance(x, torch.Tensor) and not isinstance(x, GpuTensor)]
-        device = kwargs.get("device")
-        on_gpu = device.type == NAME if device is not None else bool(here)
-        if func in COPIES:
-            target_is_tensor = func is aten.copy_.default
-            on_gpu = isinstance(args[0], GpuTensor) if target_is_tensor else on_gpu
-            source_on_gpu = isinstance(args[1 if target_is_tensor else 0], GpuTensor)
-        elif here:
-            self._check(func, args, there)
-        # The CPU computes it.
-        held = [self._on_cpu(x) for x in flat]
-        cpu_args, cpu_kwargs = pytree.tree_unflatten(held, spec)
-        pin = cpu_kwargs.pop("pin_memory", False) or func is aten._pin_memory.default
         if func is aten.is_pinned.default:
             return args[0].untyped_storage().data_ptr() in self.pinned
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        here = {id(x.held): x for x in flat if isinstance(x, GpuTensor)}
+        device = kwargs.get("device")
+        on_gpu = device.type == NAME if device is not None else bool(here)
+        if func is aten.copy_.default:
+            on_gpu = isinstance(args[0], GpuTensor)
+        elif here and func is not aten._to_copy.default:
+            self._check(func, args, [x for x in flat if type(x) in (torch.Tensor, nn.Parameter)])
+        cpu_args, cpu_kwargs = pytree.tree_unflatten([_on_cpu(x) for x in flat], spec)
+        pin = cpu_kwargs.pop("pin_memory", False) or func is aten._pin_memory.default
         if func is aten._pin_memory.default:
             func, cpu_args, cpu_kwargs = aten.clone.default, cpu_args[:1], {}
-        compute = functools.partial(self.run, func) if on_gpu else func
-        result = compute(*cpu_args, **cpu_kwargs)
+        result = (self.run if on_gpu else _plainly)(func, *cpu_args, **cpu_kwargs)
         if pin:
             storage = result.untyped_storage()
             self.pinned[storage.data_ptr()] = storage  # kept, so the address stays its own
-        if func in COPIES and source_on_gpu != on_gpu:
-            source = cpu_args[1] if target_is_tensor else cpu_args[0]
-            self._copied(func, source, result, on_gpu, cpu_kwargs, cpu_args)
+        if func is aten.copy_.default and isinstance(args[1], GpuTensor) != on_gpu:
+            self._copied(func, cpu_args[1], result, on_gpu, any(args[2:]))
+        if func is aten._to_copy.default and bool(here) != on_gpu:
+            self._copied(func, cpu_args[0], result, on_gpu, kwargs.get("non_blocking", False))
         if not on_gpu:
             return result
         self.kernels += 1
         if self.graph is not None:
-            self.graph.record(func, cpu_args, cpu_kwargs, result)
+            self.graph.operations.append((func, cpu_args, cpu_kwargs, result))
         return pytree.tree_map_only(torch.Tensor, lambda held: self._there(held, here), result)
 
     def _there(self, held: torch.Tensor, known: dict[int, GpuTensor]) -> GpuTensor:
@@ -155,11 +160,6 @@ class FakeGpu(BackendModule):
                 f"capacity of {self.memory} bytes. Of the allocated memory ... try setting ..."
             )
         return GpuTensor(held)
-
-    def _on_cpu(self, x: Any) -> Any:
-        if isinstance(x, torch.device):
-            return torch.device("cpu")
-        return x.held if isinstance(x, GpuTensor) else x
 
     def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute, with the GPU's random numbers."""
@@ -188,33 +188,29 @@ class FakeGpu(BackendModule):
         if func in WAITING:
             self._wait(func)
 
-    def _copied(self, func, source, result, on_gpu, kwargs, args) -> None:
-        later = kwargs.get("non_blocking", False) or (func is aten.copy_.default and args[2:])
-        host = source if on_gpu else result
-        pinned = host.untyped_storage().data_ptr() in self.pinned
+    def _copied(self, func, source, target, to_gpu: bool, later: bool) -> None:
+        """Note a copy between the two sides: wait for it, or let it come late."""
+        pinned = (source if to_gpu else target).untyped_storage().data_ptr() in self.pinned
         if self.graph is not None:
             raise RuntimeError(f"{func}: a copy from or to the CPU in a capture")
         if not later or not pinned:
             self._wait(func)
-        elif on_gpu:
+        elif to_gpu:
             self.sources.append((source, source.clone()))
         else:
-            self.arriving.append((result, result.clone()))
-            result.view(torch.uint8).fill_(0xA5)
+            self.arriving.append((target, target.clone()))
+            target.view(torch.uint8).fill_(0xA5)
 
     def _wait(self, func: Any) -> None:
         if self.graph is not None:
             raise RuntimeError(f"{func}: the CPU cannot wait within a capture")
         self.synchronize()
-        frame = sys._getframe()
-        while frame and not self._is_ours(Path(frame.f_code.co_filename)):
+        frame, ours = sys._getframe(), (str(ROOT), str(ROOT / "lib"))
+        while frame and os.path.dirname(frame.f_code.co_filename) not in ours:
             frame = frame.f_back
         if frame and threading.current_thread() is threading.main_thread():
-            place = f"{Path(frame.f_code.co_filename).name} {frame.f_code.co_qualname}"
+            place = f"{os.path.basename(frame.f_code.co_filename)} {frame.f_code.co_qualname}"
             self.waits.append(place)
-
-    def _is_ours(self, file: Path) -> bool:
-        return file.parent in (ROOT, ROOT / "lib")
 
     def synchronize(self) -> None:
         """Everything that was asked for is done."""
@@ -230,10 +226,6 @@ class FakeGraph:
 
     def __init__(self) -> None:
         self.operations: list[tuple[Any, Any, Any, Any]] = []
-
-    def record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Called during the capture."""
-        self.operations.append((func, args, kwargs, result))
 
     def replay(self) -> None:
         """Compute everything again."""

@@ -86,6 +86,11 @@ def listening(pids: set[int]) -> set[str]:
     return addresses
 
 
+def shared_memory() -> set[str]:
+    """Files of Ray's object stores."""
+    return {name for name in os.listdir("/dev/shm") if re.match("plasma|ray", name)}
+
+
 def wait_until_gone(pids: set[int], seconds: float) -> list[int]:
     """Those that are still there then."""
     deadline = time.monotonic() + seconds
@@ -107,7 +112,7 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0" * 24 + "01000000
 
 @needs_ray
 def test_one_machine_lets_nobody_in_replaces_a_player_and_leaves_nothing(tmp_path):
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     process = start(tmp_path, "--players", "2", "--frames-per-update", "32")
     below = descendants(process.pid)
     assert sum("raylet/raylet" in command for command in below.values()) == 1
@@ -129,12 +134,12 @@ def test_one_machine_lets_nobody_in_replaces_a_player_and_leaves_nothing(tmp_pat
     assert out.splitlines()[-1].startswith("interrupted after")
     assert not re.search("raylet|ray::|gcs", out)
     assert wait_until_gone(set(below), 30) == []
-    assert set(os.listdir("/dev/shm")) == before
+    assert shared_memory() <= before
 
 
 @needs_ray
 def test_a_trainer_that_dies_leaves_nothing_and_is_resumed(tmp_path):
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     process = start(tmp_path, "--checkpoint-every", "20", "--max-frames", "4000")
     below = descendants(process.pid)
     (run,) = tmp_path.iterdir()
@@ -147,10 +152,10 @@ def test_a_trainer_that_dies_leaves_nothing_and_is_resumed(tmp_path):
     agents = {pid for pid, command in below.items() if "Agent" in command}
     assert len(agents) == 2
     assert wait_until_gone(set(below) - agents, 30) == []
-    assert set(os.listdir("/dev/shm")) == before
+    assert shared_memory() <= before
 
     command = [sys.executable, str(ROOT / f"{SCRIPT}.py"), "--resume", str(run)]
-    command += ["--max-frames", "6000"]
+    command += ["--max-frames", "6000", "--players", "2"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     frames = int(re.search(r"going on after ([\d,]+) frames", result.stdout)[1].replace(",", ""))
@@ -191,8 +196,16 @@ class Broken:
 
 
 @needs_ray
-def test_a_killed_node_takes_no_message_of_the_others(capsys):
+def test_a_killed_node_takes_no_message_of_the_others_and_strangers_stay_out(tmp_path, capsys):
     with SimulatedCluster(2, 2) as cluster:
+        intruder = subprocess.Popen(
+            [sys.executable, str(ROOT / f"{SCRIPT}.py"), "--address", cluster.address],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            cwd=tmp_path,
+            env=os.environ | cluster.environment | {"RAY_AUTH_TOKEN": "g" * 64},
+        )
         os.environ |= cluster.environment
         counts: dict[tuple[int, int], list[int]] = {}  # by player and process
         with Players(by_value(Counting), 2, (), cluster.address, timeout=60) as players:
@@ -206,6 +219,11 @@ def test_a_killed_node_takes_no_message_of_the_others(capsys):
                     killed = True
                 if len(counts) == 3 and min(map(len, counts.values())) >= 10:
                     break
+        _, refused = intruder.communicate(timeout=60)
+    assert intruder.returncode == 1
+    assert refused.startswith(f"{SCRIPT}: failed: Ray, {cluster.address}: ")
+    assert refused.count("\n") == 1
+    assert "token" in refused
     # Of each process every message arrived once, in order, up to its last.
     for numbers in counts.values():
         assert numbers == list(range(1, len(numbers) + 1))
@@ -296,6 +314,16 @@ def test_the_rung_learns_a_game_with_a_known_optimum(tmp_path):
     state = rung["train"](hp, Run(hp, torch.device("cpu"), tmp_path, logger, SCRIPT))
     assert state.solved, f"avg_reward {state.avg_reward} after {state.frames} frames"
     assert 0 <= state.weights_age < 200
+
+
+@needs_ray
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1:port", "6379"])
+def test_a_cluster_that_is_not_there_is_said_at_once_in_one_line(address):
+    with (
+        pytest.raises(Failure, match=f"^Ray, {address}: .+$"),
+        Players(Counting, 1, (), address, 9),
+    ):
+        pass
 
 
 def test_without_ray_it_says_what_to_install(tmp_path):

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,12 @@ from lib.transfer import upload
 CUDA = torch.device("cuda")
 FLAG = ("--cuda",)
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+def orphans() -> set[str]:
+    """Files of torch in shared memory that belong to a process that has ended."""
+    owners = ((name, re.match(r"torch_(\d+)_", name)) for name in os.listdir("/dev/shm"))
+    return {name for name, owner in owners if owner and not Path(f"/proc/{owner[1]}").exists()}
 
 
 def transitions(count: int) -> list[Transition]:
@@ -181,16 +188,16 @@ def test_every_rung_trains(script, tmp_path):
 @pytest.mark.parametrize("flags", [("--play-device", "cpu"), ("--play-device", "cuda:0"), ()])
 @pytest.mark.parametrize("script", PARALLEL)
 def test_players_of_all_kinds_leave_nothing(script, flags, tmp_path):
-    before = set(os.listdir("/dev/shm"))
+    before = orphans()
     result = run_rung(script, tmp_path, *QUICK, *FLAG, *flags, "--max-frames", "1500", timeout=300)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    assert set(os.listdir("/dev/shm")) <= before
+    assert orphans() <= before
 
 
 @pytest.mark.parametrize("victim", ["both, by Ctrl-C", "player, killed", "trainer, killed"])
 def test_ends_leave_no_process_no_shared_memory_and_one_line(victim, tmp_path):
-    before = set(os.listdir("/dev/shm"))
+    before = orphans()
     process = start("03_parallel", tmp_path, *FLAG)
     below = children(process)
     (player,) = filter(is_player, below)
@@ -200,7 +207,7 @@ def test_ends_leave_no_process_no_shared_memory_and_one_line(victim, tmp_path):
         os.kill(player if victim.startswith("player") else process.pid, signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
     assert wait_until_gone(below) == []
-    assert set(os.listdir("/dev/shm")) <= before
+    assert orphans() <= before
     if victim.startswith("player"):
         assert errors.strip() == "03_parallel: failed: the player was killed by SIGKILL"
     else:  # a trainer that is killed says nothing; its player is silent, too
@@ -247,5 +254,6 @@ def test_the_cpu_waits_for_actions_alone(script):
     command = [sys.executable, "-m", "benchmarks.gpu.waits", script, *FLAG]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert result.returncode == 0, result.stderr
-    places = re.findall(r"^ *[\d.]+ (\S+) line", result.stdout, re.M)
-    assert set(places) <= {"experience.py"}
+    places = re.findall(r"^ *([\d.]+) (\S+) line", result.stdout, re.M)
+    often = {file for rate, file in places if float(rate) > 0.1}  # every 100 updates are logged
+    assert often == ({"experience.py"} if script == "01_baseline" else set())

@@ -57,7 +57,7 @@ def test_trains_and_leaves_its_record(script, tmp_path):
     assert "_hparams_/session_end_info" in events.summary_metadata
 
 
-@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
+@pytest.mark.parametrize("script", sorted(file.stem for file in ROOT.glob("[0-9]*.py")))
 def test_the_columns_of_a_rung_are_those_of_all_rungs(script):
     settings = {entry.name for entry in fields(options(script))}
     common = {entry.name for entry in fields(CommonOptions)}
