@@ -49,6 +49,8 @@ def connected(address: str, players: int) -> Iterator[None]:
         Failure: Ray is not installed, or there is no such cluster.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Calls of a player that is gone fail after one second instead of two, and it is asked again.
+    os.environ.setdefault("RAY_timeout_ms_task_wait_for_death_info", "200")
     if not address:
         # Ray listens on all addresses where it can have nodes elsewhere. Switching that off is
         # what it does itself on the systems that this variable is named after.

@@ -198,6 +198,7 @@ def measure_loss(out: Path) -> None:
         ["before", f"{loss.fps_before:,.0f}"],
         [f"the {loss.seconds:.1f} seconds without one player", f"{loss.fps_without:,.0f}"],
         ["afterwards", f"{loss.fps_after:,.0f}"],
+        ["cost, as seconds at full speed", f"{loss.cost:.1f}"],
     ]
     notes = [
         machine_note([]),
