@@ -13,6 +13,7 @@ import torch
 
 from lib.n_step import Transitions
 from lib.replay_buffer import Batch
+from lib.transfer import upload
 
 
 class BulkReplayBuffer:
@@ -95,11 +96,14 @@ class BulkReplayBuffer:
         indices = drawn % self.capacity
         windows = self._windows[indices]
         return Batch(
-            states=self._to_device(self._frames[windows[:, : self._stack]]),
-            actions=self._to_device(self._actions[indices]),
-            rewards=self._to_device(self._rewards[indices]),
-            terminated=self._to_device(self._terminated[indices]),
-            next_states=self._to_device(self._frames[windows[:, self._stack :]]),
+            *upload(
+                self.device,
+                self._frames[windows[:, : self._stack]],
+                self._actions[indices],
+                self._rewards[indices],
+                self._terminated[indices],
+                self._frames[windows[:, self._stack :]],
+            )
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -133,13 +137,6 @@ class BulkReplayBuffer:
             "rewards": self._rewards[:n],
             "terminated": self._terminated[:n],
         }
-
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cuda":
-            # From pinned memory the GPU takes the data by itself, while the CPU goes on.
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor.to(self.device)
 
 
 def _write(ring: np.ndarray, position: int, values: np.ndarray) -> None:

@@ -31,6 +31,7 @@ from lib.run import Failure, Run
 AHEAD = 2  # calls of each player under way: it plays the next one while the last is on its way
 LOG_EVERY = 100  # updates
 ANSWER_SECONDS = 5.0  # for a cluster that is to be joined
+START_SECONDS = 120.0  # for the first frames, where the limit is shorter
 WAIT_SECONDS = 1.0  # between looks at whether the learner was asked to stop
 
 
@@ -168,7 +169,7 @@ class Players:
         for _ in range(AHEAD):
             for number in range(self._count):
                 self._ask(number)
-        deadline = monotonic() + self._timeout
+        deadline = monotonic() + max(self._timeout, START_SECONDS)
         while True:
             ready, _ = self._ray.wait(list(self._calls), timeout=WAIT_SECONDS)
             if ready:  # and whatever else is there

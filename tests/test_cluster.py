@@ -18,9 +18,11 @@ import torch
 from conftest import ROOT, read_events
 from ignite.handlers import TensorboardLogger
 from test_learning import Catch
+from test_n_step import SIZE, STACK, cut_out, drawn, play
 
 from benchmarks.cluster.simulated import SimulatedCluster
 from lib.actors import Weights
+from lib.bulk_replay import BulkReplayBuffer
 from lib.cluster import Players
 from lib.experience import Episode
 from lib.n_step import Transitions
@@ -253,6 +255,20 @@ def by_value(player: type) -> type:
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[player.__module__])
     return player
+
+
+@needs_ray
+def test_the_intake_of_many_simulated_players_is_what_was_recorded(monkeypatch):
+    from benchmarks.cluster import intake
+
+    monkeypatch.setattr(intake, "WARM_UP_SECONDS", 0.0)
+    _, messages = play(messages=4, steps=20)
+    buffer = BulkReplayBuffer(2_000, (STACK, *SIZE))
+    taken = intake.take_in(50, messages, NET, buffer, seconds=0.2)
+    assert taken.players == 50
+    assert taken.messages_per_second > 0
+    assert taken.frames_per_second == pytest.approx(60 * taken.messages_per_second)
+    assert drawn(buffer, 500) <= {t for message in messages for t in cut_out(message)}
 
 
 class CatchEnvs:
