@@ -1,6 +1,36 @@
-"""An Atari 2600 as Pong needs it, in Python that is compiled: ``PongVectorEnv``."""
+"""An Atari 2600 as Pong needs it, in Python that is compiled: ``PongVectorEnv``.
 
-from emulator.rom import EmulatorError
-from emulator.vector_env import PongVectorEnv
+The console is translated and compiled when somebody first asks for that name, not before:
+``import emulator`` takes no time, and tells by ``missing`` what the console lacks.
+"""
 
-__all__ = ["EmulatorError", "PongVectorEnv"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from emulator.rom import EmulatorError, read_rom
+
+if TYPE_CHECKING:
+    from emulator.vector_env import PongVectorEnv
+
+__all__ = ["EmulatorError", "PongVectorEnv", "missing"]
+
+
+def missing() -> str | None:
+    """What the console needs and this machine has not, in one line; None if all is there."""
+    try:
+        import_module("numba")
+    except ImportError as error:  # not installed, or not for this NumPy
+        return f"Numba, which compiles the console, is missing ({error}): pip install numba==0.68.1"
+    try:
+        read_rom()
+    except EmulatorError as error:
+        return str(error)
+    return None
+
+
+def __getattr__(name: str) -> Any:
+    if name != "PongVectorEnv":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if problem := missing():
+        raise EmulatorError(problem)
+    return import_module("emulator.vector_env").PongVectorEnv

@@ -16,6 +16,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     By itself Numba compiles it anew for every constant, and for int32 and int64: `write` 24 times.
     """
+    if numba.config.DISABLE_JIT:  # Numba's own switch, to look at functions in Python
+        return function
     dispatcher = numba.njit(**OPTIONS)(function)
     compile_for = dispatcher.compile
 

@@ -81,7 +81,7 @@ def step_games(
 def draw_game(s, g, shades, work, picture):
     """Draw a game's last picture, uint8 (210, 160)."""
     look, rows, row_of = work[:3]
-    draw(s, g, s[LOG, g], shades, look, rows, row_of)
+    draw(s, g, s[LOG, g], shades, look, rows, row_of, 0, WIDTH)
     for line in range(LINES):
         for x in range(WIDTH):
             picture[line, x] = rows[row_of[line], x]
@@ -142,9 +142,9 @@ def reset(s, g, beginning, noops):
 def observe(s, g, shades, work, max_pool, small):
     """Draw what is seen, uint8 (84, 84)."""
     look, rows_a, row_of_a, rows_b, row_of_b, sums = work[:6]
-    draw(s, g, log_of(s[BANK, g], 1), shades, look, rows_b, row_of_b)
+    draw(s, g, log_of(s[BANK, g], 1), shades, look, rows_b, row_of_b, 0, WIDTH)
     if max_pool:
-        draw(s, g, log_of(s[BANK, g], 0), shades, look, rows_a, row_of_a)
+        draw(s, g, log_of(s[BANK, g], 0), shades, look, rows_a, row_of_a, 0, WIDTH)
         shrink(rows_a, row_of_a, rows_b, row_of_b, sums, small)
     else:
         shrink(rows_b, row_of_b, rows_b, row_of_b, sums, small)
@@ -157,11 +157,11 @@ def observe_cut_step(s, g, shades, work, small):
     What it should have taken the place of is still there: the maximum of the two frames before.
     """
     look, rows_a, row_of_a, rows_b, row_of_b, sums, rows_c, row_of_c = work
-    draw(s, g, log_of(s[BANK, g], 0), shades, look, rows_a, row_of_a)
-    draw(s, g, log_of(s[BANK, g], 1), shades, look, rows_b, row_of_b)
+    draw(s, g, log_of(s[BANK, g], 0), shades, look, rows_a, row_of_a, 0, WIDTH)
+    draw(s, g, log_of(s[BANK, g], 1), shades, look, rows_b, row_of_b, 0, WIDTH)
     for line in range(LINES):
         row_of_c[line] = line
         for x in range(WIDTH):
             rows_c[line, x] = max(rows_a[row_of_a[line], x], rows_b[row_of_b[line], x])
-    draw(s, g, log_of(1 - s[BANK, g], 0), shades, look, rows_a, row_of_a)
+    draw(s, g, log_of(1 - s[BANK, g], 0), shades, look, rows_a, row_of_a, 0, WIDTH)
     shrink(rows_a, row_of_a, rows_c, row_of_c, sums, small)

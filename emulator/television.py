@@ -62,15 +62,19 @@ def black_log(s, g, log):
 
 
 @compiled
-def draw(s, g, log, shades, look, rows, row_of):
-    """Draw the picture of a log.
+def draw(s, g, log, shades, look, rows, row_of, left, right):
+    """Draw the picture of a log, or some columns of it, so that others may draw the rest.
 
     Args:
         s, g, log: which.
         shades: uint8 (256,), what a colour is shown as.
         look: int32 (LOOK,), to work in.
-        rows: uint8 (LINES, WIDTH), gets the different rows.
+        rows: uint8 (rows, WIDTH), gets the different rows.
         row_of: int32 (LINES,), gets the row of each line.
+        left, right: the columns, from one to before the other.
+
+    Returns:
+        How many different rows there are; too many go into the last one.
     """
     for field in range(LOOK):
         look[field] = s[log + field, g]
@@ -83,14 +87,15 @@ def draw(s, g, log, shades, look, rows, row_of):
             x = done % WIDTH
             line = done // WIDTH
             end = min(WIDTH, x + to - done)
-            paint(look, shades, rows[row], x, end)
+            place = min(row, len(rows) - 1)
+            paint(look, shades, rows[place], max(x, left), min(end, right))
             if line == comb:
-                rows[row, x : min(end, COMB_WIDTH)] = shades[0]
-            row_of[line] = row
+                rows[place, max(x, left) : min(end, right, COMB_WIDTH)] = shades[0]
+            row_of[line] = place
             done += end - x
             if x == 0 and end == WIDTH and line != comb:  # the following lines look the same
                 while done + WIDTH <= to:
-                    row_of[done // WIDTH] = row
+                    row_of[done // WIDTH] = place
                     done += WIDTH
             if done % WIDTH == 0:
                 row += 1
@@ -99,6 +104,7 @@ def draw(s, g, log, shades, look, rows, row_of):
             comb = max((change >> 13) // LINE - FIRST_LINE, 0)  # the next one that is shown
         elif number < count:
             look[field] = change & 0xFF
+    return row
 
 
 @compiled

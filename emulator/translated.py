@@ -10,7 +10,10 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ PACKAGE = Path(__file__).parent
 FRAME_END = 0xF0CC  # clears VSYNC
 INDIRECT = {0xF19B: 0xF386, 0xF1A4: 0xF3F5}  # in the first of the cartridge's games
 ALWAYS = {0xF01D}  # BEQ behind LDY #00
+
+KEPT = 24 * 3600  # seconds that what was compiled of another version is kept
 
 HEADER = '''"""Pong, translated from its machine code by emulator.translate. Not to be edited."""
 
@@ -45,13 +50,19 @@ rom = np.frombuffer(read_rom(), np.uint8).astype(np.int32)
 
 def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function that Python calls, and keep it for the next start."""
+    return kept(numba.njit(cache=True, **OPTIONS), function)
+
+
+def kept(compiler: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a compiler of Numba's keep what it makes of a function beside the translation."""
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder())
     try:
-        return numba.njit(cache=True, **OPTIONS)(function)
+        return compiler(function)
     finally:
         numba.config.CACHE_DIR = before
 
 
+@cache
 def folder() -> Path:
     """Where the translation lies, and what was compiled."""
     digest = hashlib.sha256()
@@ -67,14 +78,17 @@ def folder() -> Path:
 
 
 def _made(parent: Path, name: str) -> Path:
-    if not (parent / name).is_dir():
-        parent.mkdir(parents=True, exist_ok=True)
-        for old in parent.glob("pong-*"):
-            shutil.rmtree(old, ignore_errors=True)
-        (parent / name).mkdir(exist_ok=True)
-    if not os.access(parent / name, os.W_OK):
-        raise PermissionError(parent / name)
-    return parent / name
+    """A folder; those of former versions go, unless they are so new that somebody may use them."""
+    made = parent / name
+    if not made.is_dir():
+        made.mkdir(parents=True, exist_ok=True)
+        for other in parent.glob("pong-*"):
+            with suppress(FileNotFoundError):  # another process is doing the same
+                if other != made and other.stat().st_mtime < time.time() - KEPT:
+                    shutil.rmtree(other, ignore_errors=True)
+    if not os.access(made, os.W_OK):
+        raise PermissionError(made)
+    return made
 
 
 def source() -> str:
@@ -98,7 +112,3 @@ def _load() -> Any:
 
 
 frame = _load().frame
-
-
-if __name__ == "__main__":
-    print(source())

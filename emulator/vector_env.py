@@ -1,12 +1,19 @@
 """Many games as a vector environment, as gymnasium and ALE have it."""
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import reprlib
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    NoAsyncCallError,
+    ResetNeeded,
+)
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -35,8 +42,10 @@ class PongVectorEnv(VectorEnv):
 
     Args:
         num_envs: games played at once.
-        seed: game ``i`` is seeded with ``seed + i``; None for chance. ``reset`` may change it.
-        threads: that play, outside of the interpreter's lock; 0 for one per core.
+        seed: game ``i`` is seeded with ``seed + i``, or a seed for each; None for chance. ``reset``
+            may change it.
+        device: cpu; or cuda, then arrays are torch tensors there (see ``emulator.cuda``).
+        threads: of the CPU that play, outside of the interpreter's lock; 0 for one per core.
         stack: frames of an observation; a new game begins with black ones.
         frame_skip: emulated frames that an action is held.
         max_pool: see the maximum of the last two emulated frames, not the last one alone.
@@ -45,14 +54,23 @@ class PongVectorEnv(VectorEnv):
         max_num_frames_per_episode: emulated frames after which a game is cut short.
 
     Raises:
-        EmulatorError: the ROM is missing, or another one.
+        ValueError: a number is too small, or there are not as many seeds as games.
     """
+
+    def __new__(cls, *args: Any, device: Any = "cpu", **kwargs: Any) -> "PongVectorEnv":
+        """A ``CudaPongVectorEnv`` for a GPU, as ``pathlib.Path`` makes a path of its system's."""
+        if not str(device).startswith("cuda"):
+            return super().__new__(cls)
+        from emulator.cuda import CudaPongVectorEnv  # torch and CUDA are wanted there alone
+
+        return super().__new__(CudaPongVectorEnv)
 
     def __init__(
         self,
         num_envs: int,
         *,
-        seed: int | None = None,
+        seed: int | Sequence[int] | np.ndarray | None = None,
+        device: str = "cpu",
         threads: int = 0,
         stack: int = 4,
         frame_skip: int = 4,
@@ -61,6 +79,10 @@ class PongVectorEnv(VectorEnv):
         reward_clipping: bool = True,
         max_num_frames_per_episode: int = 108_000,
     ) -> None:
+        at_least = {"num_envs": 1, "threads": 0, "stack": 1, "frame_skip": 1, "noop_max": 0}
+        for name, least in (at_least | {"max_num_frames_per_episode": 1}).items():
+            if locals()[name] < least:
+                raise ValueError(f"{name} is {locals()[name]}, and must be at least {least}")
         self.num_envs = num_envs
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.single_observation_space = Box(0, 255, (stack, SIZE, SIZE), np.uint8)
@@ -70,19 +92,28 @@ class PongVectorEnv(VectorEnv):
         self._settings = frame_skip, max_pool, max_num_frames_per_episode
         self._noop_max, self._clips = noop_max, reward_clipping
         self._beginning = new_game()
-        # Two games at least: the compiled functions know arrays whose columns lie side by side.
-        self._state = np.zeros((FIELDS, max(2, num_envs)), np.int32, order="F")
-        threads = min(threads or len(os.sched_getaffinity(0)), num_envs)
-        edges = np.linspace(0, num_envs, threads + 1).astype(int)
-        self._shares = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
-        self._pool = ThreadPoolExecutor(threads, "pong")
+        self._prepare(device, threads)
+        self._observations: np.ndarray | None = None
         self._results: tuple[np.ndarray, ...] = ()
         self._playing: list[Future] = []
-        self._seed(seed)
+        self._seed(np.random.SeedSequence().generate_state(1)[0] if seed is None else seed)
 
-    def _seed(self, seed: int | None) -> None:
-        chosen = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
-        self._seeds = (chosen + np.arange(self.num_envs)) % 2**32
+    def _prepare(self, device: Any, threads: int) -> None:
+        """The state of the games, and what plays them."""
+        if str(device) != "cpu":
+            raise ValueError(f"device is {device}, and must be cpu or cuda")
+        # Two games at least: the compiled functions know arrays whose columns lie side by side.
+        self._state = np.zeros((FIELDS, max(2, self.num_envs)), np.int32, order="F")
+        threads = min(threads or len(os.sched_getaffinity(0)), self.num_envs)
+        edges = np.linspace(0, self.num_envs, threads + 1).astype(int)
+        self._shares = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
+        self._pool = ThreadPoolExecutor(threads, "pong")
+
+    def _seed(self, seed: int | Sequence[int] | np.ndarray) -> None:
+        seeds = np.asarray(seed, np.int64)
+        if seeds.shape not in ((), (self.num_envs,)):
+            raise ValueError(f"seed has the shape {seeds.shape}: give one, or {self.num_envs}")
+        self._seeds = (seeds if seeds.ndim else seeds + np.arange(self.num_envs)) % 2**32
         self._state[NOOPS_DRAWN] = 0
         self._draw_noops(DRAWS)
 
@@ -90,14 +121,28 @@ class PongVectorEnv(VectorEnv):
         """Frames before the agent plays, by reset and game."""
         noops = np.empty((draws, self.num_envs), np.int32)
         for g, seed in enumerate(self._seeds):
-            drawn = _uniform(np.random.RandomState(seed), self._noop_max, draws)
-            noops[:, g] = list(drawn) if self._noop_max else 0
+            noops[:, g] = _uniform(np.random.RandomState(seed), self._noop_max, draws)
         self._noops = np.maximum(noops, 1)  # FIRE is one of them
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int] | np.ndarray | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin new games; observations uint8 (num_envs, stack, 84, 84)."""
+        """Begin new games.
+
+        Args:
+            seed: as for the class; None: no-ops are drawn on from where they are.
+            options: there are none.
+
+        Returns:
+            Observations uint8 (num_envs, stack, 84, 84) and info, both new.
+
+        Raises:
+            ValueError: there are options, or not as many seeds as games.
+        """
+        self._check_options(options)
         self._wait()
         if seed is not None:
             self._seed(seed)
@@ -107,8 +152,20 @@ class PongVectorEnv(VectorEnv):
         return self._observations, self._info()
 
     def send(self, actions: np.ndarray) -> None:
-        """Let the games go on with these actions, integers (num_envs,); returns at once."""
-        assert not self._playing, "send, then recv, then send again"
+        """Let the games go on with these actions, integers (num_envs,); returns at once.
+
+        Raises:
+            ValueError: these are no actions.
+            gymnasium.error.Error: closed, never reset, or ``recv`` was not called in between.
+        """
+        self._check_turn()
+        actions = np.asarray(actions)
+        integers = actions.dtype.kind in "iu"
+        if not integers or actions.shape != (self.num_envs,) or not _all_below(actions):
+            raise ValueError(
+                f"actions are integers from 0 to {len(ACTIONS) - 1} of shape ({self.num_envs},), "
+                f"not {actions.dtype} of shape {actions.shape}: {reprlib.repr(actions.tolist())}"
+            )
         actions = np.ascontiguousarray(actions, np.int64)
         before, self._observations = self._observations, np.empty_like(self._observations)
         ends = np.empty((2, self.num_envs), np.bool_)
@@ -118,6 +175,18 @@ class PongVectorEnv(VectorEnv):
             for share in self._shares
         ]
 
+    def _check_options(self, options: dict[str, Any] | None) -> None:
+        if options:
+            raise ValueError(f"reset knows no options, but was given {', '.join(options)}")
+
+    def _check_turn(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError("send: the games are closed")
+        if self._observations is None:
+            raise ResetNeeded("send: call reset first")
+        if self._playing:
+            raise AlreadyPendingCallError("send: call recv first, the games are on", "send")
+
     def recv(
         self,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -126,7 +195,12 @@ class PongVectorEnv(VectorEnv):
         Returns:
             Observations uint8 (num_envs, stack, 84, 84), rewards int32 (num_envs,), terminated and
             truncated, both bool (num_envs,), and info; all of them new arrays.
+
+        Raises:
+            gymnasium.error.NoAsyncCallError: ``send`` was not called before.
         """
+        if not self._playing:
+            raise NoAsyncCallError("recv: call send first", "recv")
         last = self._wait()
         rewards, terminated, truncated = self._results
         info = self._info()
@@ -158,7 +232,8 @@ class PongVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the threads."""
-        self._pool.shutdown()
+        if hasattr(self, "_pool"):  # not where the arguments were refused
+            self._pool.shutdown()
 
     def _play(
         self, begin: int, end: int, work: Scratch, actions: np.ndarray, before: np.ndarray,
@@ -186,23 +261,28 @@ class PongVectorEnv(VectorEnv):
 
     def _wait(self) -> dict[int, np.ndarray]:
         """Until the threads are done; the last observations of games that ended."""
+        playing, self._playing = self._playing, []
+        wait(playing)
         last: dict[int, np.ndarray] = {}
-        for share in self._playing:
+        for share in playing:
             last |= share.result()
-        self._playing = []
         return last
 
     def _info(self) -> dict[str, Any]:
         return {"episode_frame_number": self._state[FRAMES, : self.num_envs].copy()}
 
 
-def _uniform(random: np.random.RandomState, below: int, count: int) -> Iterator[int]:
+def _all_below(actions: np.ndarray) -> bool:
+    return bool(actions.min() >= 0 and actions.max() < len(ACTIONS))
+
+
+def _uniform(random: np.random.RandomState, below: int, count: int) -> np.ndarray:
     """Numbers from 0 to ``below`` - 1, as C++'s library draws them from a Mersenne twister.
 
     Source: Lemire, arXiv:1805.10941.
     """
-    for _ in range(count):
-        product = below * int(random.randint(2**32, dtype=np.uint32))
-        while product % 2**32 < 2**32 % below:
-            product = below * int(random.randint(2**32, dtype=np.uint32))
-        yield product >> 32
+    drawn = np.zeros(0 if below else count, np.int64)
+    while len(drawn) < count:
+        products = below * random.randint(2**32, size=count, dtype=np.uint32).astype(np.int64)
+        drawn = np.append(drawn, products[products % 2**32 >= 2**32 % below] >> 32)
+    return drawn[:count]

@@ -1,0 +1,5 @@
+"""Print Pong as Python: ``python -m emulator``."""
+
+from emulator.translated import source
+
+print(source())
