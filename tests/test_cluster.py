@@ -158,13 +158,13 @@ def test_a_trainer_that_dies_leaves_nothing_and_is_resumed(tmp_path):
     assert shared_memory() <= before
 
     command = [sys.executable, str(ROOT / f"{SCRIPT}.py"), "--resume", str(run)]
-    command += ["--max-frames", "6000", "--players", "2"]
+    command += ["--max-frames", "2500", "--players", "2"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     frames = int(re.search(r"going on after ([\d,]+) frames", result.stdout)[1].replace(",", ""))
     assert frames > 300
     outcome = read_events(tmp_path).Scalars("outcome/frames")[0].value
-    assert 6000 <= outcome < 6000 + 200
+    assert 2500 <= outcome < 2500 + 300
     points = [point.step for point in read_events(tmp_path).Scalars("train/frames")]
     assert points == sorted(set(points))
 
