@@ -4,6 +4,10 @@ The settings and the learning of 07_speedrun.py. The games run in ``emulator``: 
 translated into Python functions that are compiled, and the same games as ALE's, pixel for pixel.
 A step of a game takes a tenth of the time, so playing is nearly free, and all cores learn.
 
+On a GPU the games are played there, too, by the same functions, and nothing of an iteration touches
+the CPU but its launch: states, actions and rewards stay where they are, and the CPU hears of games
+that ended some steps later.
+
 The book ends before this rung.
 """
 
@@ -16,7 +20,8 @@ from torch.func import grad_and_value
 
 from emulator import PongVectorEnv
 from lib.arguments import PongOptions, PrecisionOptions, option
-from lib.compiled_update import CompiledUpdate, MixedWeights, Weights
+from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, Weights
+from lib.device_games import DeviceExploration, DeviceGames
 from lib.dqn_model import NormalizedDQN
 from lib.evaluation import evaluate
 from lib.events import announce
@@ -25,6 +30,7 @@ from lib.handlers import attach_handlers
 from lib.loss import squared_error
 from lib.rollout import Rollout, Targets
 from lib.run import Run, launch
+from lib.transfer import is_asynchronous, upload
 from lib.vector_env import StackedVectorEnv
 
 
@@ -57,8 +63,10 @@ class Options(PongOptions, PrecisionOptions):
 
 def train(hp: Options, run: Run) -> State:
     rows, actions = hp.recipe.rows, hp.recipe.actions
-    games = PongVectorEnv(hp.envs, stack=1, reward_clipping=False)  # counted unclipped
-    envs = StackedVectorEnv(games, hp.stack, hp.seed, rows, actions)
+    on_gpu = is_asynchronous(run.device)  # then that is where the games are played
+    device = run.device if on_gpu else "cpu"
+    games = PongVectorEnv(hp.envs, device=device, stack=1, reward_clipping=False)
+    envs = (DeviceGames if on_gpu else StackedVectorEnv)(games, hp.stack, hp.seed, rows, actions)
 
     network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
     net = MixedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
@@ -69,6 +77,8 @@ def train(hp: Options, run: Run) -> State:
         LinearSchedule(hp.epsilon_floor, hp.epsilon_final, hp.epsilon_floor_frames),
     )
     explore = Exploration(envs.n_actions, epsilon, hp.seed)
+    if on_gpu:
+        explore = DeviceExploration(envs.n_actions, epsilon)
 
     @torch.no_grad()
     def q_function(states: torch.Tensor) -> torch.Tensor:
@@ -85,11 +95,11 @@ def train(hp: Options, run: Run) -> State:
     def play() -> Iterator[None]:
         updates_due = 0.0
         while not engine.should_terminate:
-            states = torch.from_numpy(envs.states).to(run.device)
-            values, greedy = q_function(states).max(1)
-            rollout.state_values(states, values)
+            (states,) = upload(run.device, envs.states)
+            values, greedy = best(states)
             actions = explore(greedy, engine.state.frames)
             envs.send(actions)
+            rollout.state_values(states, values)  # and look back, while the games go on
             net.learning_rate.fill_(rate(engine.state.frames))
             if rollout.complete:
                 updates_due += hp.epochs * hp.envs / hp.batch_size
@@ -98,8 +108,9 @@ def train(hp: Options, run: Run) -> State:
                 yield
             step = envs.recv()
             rollout.outcome(actions, step.rewards, step.ended)
-            announce(engine, hp.envs, step.episodes, [(step.frames[0], step.episodes[0])])
+            announce(engine, hp.envs, step.episodes, step.seen)
 
+    best = CapturedForward(lambda s: q_function(s).max(1), envs.states.shape, run.device)
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())
     attach_handlers(engine, run, epsilon, {"net": net, "buffer": rollout, "explore": explore})

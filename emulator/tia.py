@@ -224,11 +224,3 @@ def charged(s, g, t, resistance):
     if s[CHARGED, g] < 0:
         return 0
     return 0x80 if t > s[CHARGED, g] + int(CYCLES_PER_OHM * resistance) else 0
-
-
-@compiled
-def load_far(s, g, t, rom, address):
-    """Read from an address of 13 bits: the cartridge, or what ``load`` reads."""
-    if address & 0x1000:
-        return rom[address & 0x7FF]
-    return load(s, g, t, address, address >> 8)

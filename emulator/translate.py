@@ -129,7 +129,7 @@ class Translated:
 def translate(program: Program) -> str:
     """The source of a Python module with the function ``frame(s, g, t, boot, ...)``.
 
-    It needs the names of ``emulator.tia`` and ``emulator.riot``, and ``rom``, the bytes as numbers.
+    It needs the names of ``emulator.bus``, ``emulator.tia`` and ``emulator.riot``.
     ``s`` is the console's state, int32 (fields, games), and ``g`` the game. ``frame`` runs from
     where the last picture was complete, or, if ``boot``, from power-on, until the next one is. It
     returns ``t`` and the registers that the next frame needs.
@@ -320,13 +320,13 @@ def _operand(i: Instruction) -> tuple[str, list[Step]]:
         case "absolute,x" | "absolute,y" if address >= 0xF000:
             crossed = Step(f"t += ({address & 0xFF:#04x} + {index}) >> 8")
             before = [crossed] if address & 0xFF else []
-            return f"rom[({address & 0x7FF:#05x} + {index}) & 0x7ff]", before
+            return f"rom({address & 0x7FF:#05x} + {index})", before
         case "absolute,x" | "absolute,y" if address < 0x100:
             return f"load(s, g, t, {address:#04x} + {index}, 0)", []
         case "(zero),y":
             low = Step(f"{_ram(address)} + y", ("w",))
             far = f"({_ram(address + 1)} << 8) + w"
-            return f"load_far(s, g, t, rom, {far})", [low, Step("t += w >> 8")]
+            return f"load_far(s, g, t, {far})", [low, Step("t += w >> 8")]
     raise EmulatorError(f"the operand of {i} is not translated")
 
 

@@ -34,15 +34,11 @@ KEPT = 24 * 3600  # seconds that what was compiled of another version is kept
 
 HEADER = '''"""Pong, translated from its machine code by emulator.translate. Not to be edited."""
 
-import numpy as np
-
+from emulator.bus import load_far, rom
 from emulator.compiling import compiled
 from emulator.riot import set_timer, timer
-from emulator.rom import read_rom
 from emulator.state import *
 from emulator.tia import *
-
-rom = np.frombuffer(read_rom(), np.uint8).astype(np.int32)
 
 
 '''

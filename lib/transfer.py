@@ -61,8 +61,14 @@ class Parcel:
         ]
 
 
-def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
-    """The arrays as tensors on the device; on the CPU they share their memory."""
+def upload(device: torch.device, *arrays: np.ndarray | torch.Tensor) -> list[torch.Tensor]:
+    """The arrays as tensors on the device; on the CPU they share their memory.
+
+    Tensors are there already; arrays and tensors are not mixed.
+    """
+    tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
+    if tensors:
+        return tensors
     if not is_asynchronous(device):
         return [torch.from_numpy(array).to(device) for array in arrays]
     parcel = Parcel(device, *((array.shape, array.dtype) for array in arrays))
@@ -86,3 +92,25 @@ def gather(device: torch.device, *tables: tuple[np.ndarray, np.ndarray]) -> list
         # other mode it would copy twice: into a memory of its own first.
         np.take(table, rows, axis=0, out=place, mode="clip")
     return parcel.send()
+
+
+class Download:
+    """The numbers of a tensor, on their way from the device; whoever reads them waits for them.
+
+    Args:
+        tensor: may change afterwards.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        there = is_asynchronous(tensor.device)
+        self._place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=there)
+        self._place.copy_(tensor, non_blocking=there)
+        self._arrived = torch.cuda.Event() if there else None
+        if self._arrived:
+            self._arrived.record()
+
+    def read(self) -> np.ndarray:
+        """The numbers, as they were when this was made."""
+        if self._arrived:
+            self._arrived.synchronize()
+        return self._place.numpy()

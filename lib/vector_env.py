@@ -25,6 +25,11 @@ class VectorStep(NamedTuple):
     frames: np.ndarray  # uint8, (n, 1, height, width): the newest one, of the old game if it ended
     episodes: list[Episode | None]  # the games that ended
 
+    @property
+    def seen(self) -> list[tuple[np.ndarray, Episode | None]]:
+        """The newest frame of the first game, and the game if it ended with it."""
+        return [(self.frames[0], self.episodes[0])]
+
 
 class Games(Protocol):
     """A vector environment whose step has two halves; games that end are reset in it."""

@@ -273,6 +273,10 @@ class FakeEvent:
             gpu.synchronize()
         return self.asked > 1
 
+    def synchronize(self) -> None:
+        """Wait until it has happened; it is for whoever calls this to do so late."""
+        gpu.synchronize()
+
 
 class Everything(TorchDispatchMode):
     """Sends what makes new tensors to the GPU, too."""

@@ -25,10 +25,11 @@ if torch.cuda.is_available():  # torch has room for one kind of accelerator
     pytest.skip("there is a real GPU, see test_gpu", allow_module_level=True)
 
 from conftest import BEYOND, PARALLEL, ROOT, SERIAL
-from fake_gpu import NAME, Everything, gpu, in_place_of_cuda
+from fake_gpu import NAME, Everything, GpuTensor, gpu, in_place_of_cuda
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
 
+from emulator import PongVectorEnv
 from lib import player
 from lib.arguments import Hyperparams
 from lib.events import PlayEvents
@@ -97,6 +98,40 @@ def test_a_rung_waits_for_its_actions_alone(script, tmp_path):
     assert seen.waits == {f"experience.py {agent}.__call__"}  # an action is known to be played
     if script in (*SERIAL, "05_vector_env"):  # the others draw with the GPU's generator
         assert seen.losses == train(load(script), tmp_path / "cpu", "cpu").losses
+
+
+class PongOnGpu:
+    """In place of the console's kernels: its games on the CPU, whose tensors are the GPU's."""
+
+    def __init__(self, num_envs, *, device, **settings):
+        assert device.type == NAME
+        short = {"max_num_frames_per_episode": 40}
+        self.games = PongVectorEnv(num_envs, threads=1, **settings, **short)
+        self.single_action_space = self.games.single_action_space
+
+    def reset(self, *, seed):
+        return self._there(self.games.reset(seed=seed))
+
+    def send(self, actions):
+        self.games.send(actions.held.numpy())
+
+    def recv(self):
+        return self._there(self.games.recv())
+
+    def _there(self, results):
+        *arrays, info = results
+        return (*(GpuTensor(torch.from_numpy(array)) for array in arrays), info)
+
+
+def test_where_games_are_played_on_the_gpu_nothing_is_waited_for(tmp_path):
+    module = load("08_recompiled_pong")
+    announce, games = module.announce, []
+    module.announce = lambda *args: games.extend(args[2]) or announce(*args)
+    module.PongVectorEnv = PongOnGpu
+    with in_place_of_cuda():
+        seen = train(module, tmp_path, NAME, envs=2, batch_size=20)
+    assert seen.waits == set()
+    assert [game.steps for game in games] == [10] * 6  # of the first of two reports of 32 steps
 
 
 class Threads:

@@ -1,0 +1,27 @@
+"""Reading from an address that only the running program knows."""
+
+import numpy as np
+
+from emulator.compiling import compiled
+from emulator.rom import read_rom
+from emulator.tia import load
+
+ROM = np.frombuffer(read_rom(), np.uint8).astype(np.int32)
+
+
+@compiled
+def rom(address):
+    """Read the cartridge.
+
+    In compiled code every function has a copy of the constants that it names, and on a GPU there is
+    room for 64 KB of them: so no other function names ROM.
+    """
+    return ROM[address & 0x7FF]
+
+
+@compiled
+def load_far(s, g, t, address):
+    """Read from an address of 13 bits: the cartridge, or what ``load`` reads."""
+    if address & 0x1000:
+        return rom(address)
+    return load(s, g, t, address, address >> 8)

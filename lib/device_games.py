@@ -1,0 +1,139 @@
+"""Games that are played where the network is: of a step the CPU sees nothing but its launch.
+
+The counterparts of ``lib.vector_env.StackedVectorEnv`` and ``lib.experience.Exploration`` for a vector
+environment whose actions, frames and rewards are tensors on the training device.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from lib.experience import Episode, Schedule
+from lib.transfer import Download
+
+
+class DeviceStep(NamedTuple):
+    """What a step of all games brought; tensors on the device, of length n."""
+
+    rewards: torch.Tensor  # float32, clipped to their sign
+    terminated: torch.Tensor  # bool: no value follows
+    ended: torch.Tensor  # bool: terminated or cut short; the state is that of the next game
+    episodes: list[Episode]  # games whose end has become known
+    seen: list[tuple[np.ndarray, Episode | None]]  # nothing: frames stay on the device
+
+
+class DeviceVectorEnv(Protocol):
+    """A vector environment on a device, whose step has two halves; see ``emulator.cuda``."""
+
+    single_action_space: Any
+
+    def reset(self, *, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Begin new games."""
+
+    def send(self, actions: torch.Tensor) -> None:
+        """Let the games go on."""
+
+    def recv(
+        self,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """What has, or will have, come of it."""
+
+
+class DeviceGames:
+    """Several games and their stacked states, as ``StackedVectorEnv`` has them, on a device.
+
+    Games that end are reported together, every so many steps, and each report is read when the
+    next one is asked for. So the CPU may be two reports ahead of the device, and waits there.
+
+    Args:
+        envs: the games, one frame to an observation.
+        stack: frames of a state.
+        seed: game ``i`` is seeded with ``seed + i``.
+        rows: the part of the 84 rows that a state shows, from the first to before the second.
+        actions: those of the game that are played; None for all of them.
+        every: steps from one report to the next.
+    """
+
+    def __init__(
+        self,
+        envs: DeviceVectorEnv,
+        stack: int = 4,
+        seed: int = 0,
+        rows: tuple[int, int] = (0, 84),
+        actions: Sequence[int] | None = None,
+        every: int = 32,
+    ) -> None:
+        self._envs, self._rows = envs, slice(*rows)
+        frames, _ = envs.reset(seed=seed)
+        device, n = frames.device, len(frames)
+        played = range(int(envs.single_action_space.n)) if actions is None else actions
+        self.n_actions = len(played)
+        self._actions = torch.from_numpy(np.array(played)).to(device)
+        # uint8, (n, stack, height, width)
+        self.states = frames[:, :, self._rows].repeat(1, stack, 1, 1)
+        # Of every step since the last report, and of every game: points and steps if it ended.
+        self._ends = torch.zeros((every, 2, n), device=device)
+        self._game = torch.zeros((2, n), device=device)  # points and steps so far
+        self._step = 0
+        self._report: Download | None = None
+
+    def send(self, actions: torch.Tensor) -> None:
+        """Let the games go on with these actions: int64 (n,), places in ``actions``."""
+        self._envs.send(self._actions[actions])
+
+    def recv(self) -> DeviceStep:
+        """What came of it; ``states`` are the new ones afterwards, in a new tensor."""
+        frames, rewards, terminated, truncated, _ = self._envs.recv()
+        ended = terminated | truncated
+        frames = frames[:, :, self._rows]
+        # A new game begins with its first frame repeated.
+        older = torch.where(ended.view(-1, 1, 1, 1), frames, self.states[:, 1:])
+        self.states = torch.cat([older, frames], dim=1)
+        self._game[0] += rewards
+        self._game[1] += 1
+        self._ends[self._step] = self._game * ended
+        self._game *= ~ended
+        self._step += 1
+        clipped = rewards.sign().float()
+        return DeviceStep(clipped, terminated, ended, self._ended_lately(), [])
+
+    def _ended_lately(self) -> list[Episode]:
+        """The games of the last report, if it is time for the next one."""
+        if self._step < len(self._ends):
+            return []
+        episodes = []
+        if self._report is not None:
+            points, steps = self._report.read().swapaxes(0, 1)
+            episodes = [Episode(float(points[at]), int(steps[at])) for at in zip(*steps.nonzero())]
+        self._report = Download(self._ends)
+        self._step = 0
+        return episodes
+
+
+class DeviceExploration:
+    """Replaces greedy actions by random ones with probability epsilon, on the device.
+
+    It draws from torch's generator there, which the run seeds and its checkpoints keep.
+
+    Args:
+        n_actions: number of discrete actions.
+        epsilon: the schedule, by frame.
+    """
+
+    def __init__(self, n_actions: int, epsilon: Schedule) -> None:
+        self.n_actions = n_actions
+        self.epsilon = epsilon
+
+    def __call__(self, greedy: torch.Tensor, frame: int) -> torch.Tensor:
+        """The actions to play at this frame; the greedy ones and the result are int64, (n,)."""
+        at_random = torch.rand(greedy.shape, device=greedy.device) < self.epsilon(frame)
+        return torch.where(at_random, torch.randint_like(greedy, self.n_actions), greedy)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: nothing of its own."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing."""

@@ -1,0 +1,63 @@
+"""Games on the training device: the states, rewards and ends that ``StackedVectorEnv`` makes."""
+
+import numpy as np
+import torch
+
+from emulator import PongVectorEnv
+from lib.device_games import DeviceExploration, DeviceGames
+from lib.experience import Episode
+from lib.vector_env import StackedVectorEnv
+
+GAMES, STEPS, EVERY = 3, 45, 8
+SETTINGS = {"stack": 1, "threads": 1, "reward_clipping": False, "max_num_frames_per_episode": 60}
+
+
+class Tensors:
+    """A console whose arrays are tensors of the CPU, in place of one on a GPU."""
+
+    def __init__(self, games: PongVectorEnv) -> None:
+        self.games = games
+        self.single_action_space = games.single_action_space
+
+    def reset(self, *, seed):
+        frames, info = self.games.reset(seed=seed)
+        return torch.from_numpy(frames), info
+
+    def send(self, actions):
+        self.games.send(actions.numpy())
+
+    def recv(self):
+        *arrays, info = self.games.recv()
+        return (*map(torch.from_numpy, arrays), info)
+
+
+def test_states_rewards_ends_and_games_are_those_of_the_cpu():
+    choice = {"stack": 3, "seed": 5, "rows": (13, 78), "actions": (0, 2, 3)}
+    here = StackedVectorEnv(PongVectorEnv(GAMES, **SETTINGS), **choice)
+    there = DeviceGames(Tensors(PongVectorEnv(GAMES, **SETTINGS)), **choice, every=EVERY)
+    assert there.n_actions == here.n_actions == 3
+    random, games, reported = np.random.default_rng(0), [], []
+    for step in range(STEPS):
+        assert np.array_equal(here.states, there.states.numpy())
+        actions = random.integers(3, size=GAMES)
+        here.send(actions)
+        there.send(torch.from_numpy(actions))
+        mine, its = here.recv(), there.recv()
+        for one, other in zip(mine[:3], its[:3], strict=True):
+            assert np.array_equal(one, other.numpy())
+            assert str(one.dtype) in str(other.dtype)
+        games.append([game for game in mine.episodes if game])
+        reported += its.episodes
+        reports = (step + 1) // EVERY  # each is read at the next one
+        assert reported == sum(games[: max(0, reports - 1) * EVERY], [])
+    assert len(reported) > GAMES
+    assert all(isinstance(game, Episode) and game.steps <= 15 for game in reported)
+
+
+def test_some_actions_are_random():
+    torch.manual_seed(0)
+    explore = DeviceExploration(4, lambda frame: 0.5 if frame else 0.0)
+    greedy = torch.full((10_000,), 3)
+    assert torch.equal(explore(greedy, 0), greedy)
+    counts = explore(greedy, 1).bincount(minlength=4) / len(greedy)
+    assert torch.allclose(counts, torch.tensor([0.125, 0.125, 0.125, 0.625]), atol=0.02)
