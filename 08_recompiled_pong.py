@@ -14,7 +14,7 @@ import torch
 from ignite.engine import Engine, State
 from torch.func import grad_and_value
 
-from emulator import PongVectorEnv
+import emulator
 from lib.arguments import PongOptions, PrecisionOptions, option
 from lib.compiled_update import CompiledUpdate, MixedWeights, Weights
 from lib.dqn_model import NormalizedDQN
@@ -52,12 +52,12 @@ class Options(PongOptions, PrecisionOptions):
         """As ``PongOptions.problem``: the console has one cartridge."""
         if self.any_game or not self.env.startswith("Pong"):
             return "--env: this console plays Pong alone; 07_speedrun.py --any-game plays others"
-        return super().problem()
+        return emulator.missing() or super().problem()
 
 
 def train(hp: Options, run: Run) -> State:
     rows, actions = hp.recipe.rows, hp.recipe.actions
-    games = PongVectorEnv(hp.envs, stack=1, reward_clipping=False)  # counted unclipped
+    games = emulator.PongVectorEnv(hp.envs, stack=1, reward_clipping=False)  # counted unclipped
     envs = StackedVectorEnv(games, hp.stack, hp.seed, rows, actions)
 
     network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
