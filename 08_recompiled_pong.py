@@ -18,7 +18,7 @@ import torch
 from ignite.engine import Engine, State
 from torch.func import grad_and_value
 
-from emulator import PongVectorEnv
+import emulator
 from lib.arguments import PongOptions, PrecisionOptions, option
 from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, Weights
 from lib.device_games import DeviceExploration, DeviceGames
@@ -58,14 +58,14 @@ class Options(PongOptions, PrecisionOptions):
         """As ``PongOptions.problem``: the console has one cartridge."""
         if self.any_game or not self.env.startswith("Pong"):
             return "--env: this console plays Pong alone; 07_speedrun.py --any-game plays others"
-        return super().problem()
+        return emulator.missing() or super().problem()
 
 
 def train(hp: Options, run: Run) -> State:
     rows, actions = hp.recipe.rows, hp.recipe.actions
     on_gpu = is_asynchronous(run.device)  # then that is where the games are played
     device = run.device if on_gpu else "cpu"
-    games = PongVectorEnv(hp.envs, device=device, stack=1, reward_clipping=False)
+    games = emulator.PongVectorEnv(hp.envs, device=device, stack=1, reward_clipping=False)
     envs = (DeviceGames if on_gpu else StackedVectorEnv)(games, hp.stack, hp.seed, rows, actions)
 
     network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)

@@ -27,6 +27,8 @@ COMMANDS = {
     "cluster": "measure players on Ray, and what one learner takes in from many",
     "gpu": "spend an hour on a rented GPU: tests, FPS, records, in order of worth",
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
+    "console": "time the console of emulator beside ALE's and EnvPool's vector environments",
+    "console-campaign": "hold the console of emulator against ALE, a million frames",
     "screenshot": "take pictures of TensorBoard as it shows runs",
 }
 
@@ -54,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
             name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if argv[:1] == [name]:
-            module = importlib.import_module(f"benchmarks.{name}")
+            module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
             subparser.description = module.__doc__
             module.add_arguments(subparser)
     args = parser.parse_args(argv)

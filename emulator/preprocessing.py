@@ -2,7 +2,9 @@
 
 OpenCV's ``INTER_AREA`` averages: a pixel of the small picture covers 40/21 columns and 5/2 lines
 of the large one. In units of 1/21 column and 1/2 line all weights are whole numbers and add up to
-200, so whole numbers give what OpenCV's rounding of fractions gives.
+200, so whole numbers give what OpenCV's rounding of fractions gives. The exception: where the mean
+lies half way between two greys, OpenCV's sum of 32-bit fractions may fall to either side. In random
+pictures it does so at one of 2,000 pixels, in Pong's it was never seen to.
 
 Source: Mnih et al., Nature 518 (2015), methods.
 """

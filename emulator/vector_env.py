@@ -104,7 +104,7 @@ class PongVectorEnv(VectorEnv):
             raise ValueError(f"device is {device}, and must be cpu or cuda")
         # Two games at least: the compiled functions know arrays whose columns lie side by side.
         self._state = np.zeros((FIELDS, max(2, self.num_envs)), np.int32, order="F")
-        threads = min(threads or len(os.sched_getaffinity(0)), self.num_envs)
+        threads = min(threads or _cores(), self.num_envs)
         edges = np.linspace(0, self.num_envs, threads + 1).astype(int)
         self._shares = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
         self._pool = ThreadPoolExecutor(threads, "pong")
@@ -270,6 +270,13 @@ class PongVectorEnv(VectorEnv):
 
     def _info(self) -> dict[str, Any]:
         return {"episode_frame_number": self._state[FRAMES, : self.num_envs].copy()}
+
+
+def _cores() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _all_below(actions: np.ndarray) -> bool:

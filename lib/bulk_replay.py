@@ -13,6 +13,7 @@ import torch
 
 from lib.n_step import Transitions
 from lib.replay_buffer import Batch
+from lib.transfer import gather
 
 
 class BulkReplayBuffer:
@@ -93,14 +94,15 @@ class BulkReplayBuffer:
             raise ValueError("cannot sample from an empty replay buffer")
         drawn = self._oldest + self._rng.integers(len(self), size=batch_size)
         indices = drawn % self.capacity
-        windows = self._windows[indices]
-        return Batch(
-            states=self._to_device(self._frames[windows[:, : self._stack]]),
-            actions=self._to_device(self._actions[indices]),
-            rewards=self._to_device(self._rewards[indices]),
-            terminated=self._to_device(self._terminated[indices]),
-            next_states=self._to_device(self._frames[windows[:, self._stack :]]),
+        stacks, actions, rewards, terminated = gather(
+            self.device,
+            (self._frames, self._windows[indices]),
+            (self._actions, indices),
+            (self._rewards, indices),
+            (self._terminated, indices),
         )
+        states, next_states = stacks[:, : self._stack], stacks[:, self._stack :]
+        return Batch(states, actions, rewards, terminated, next_states)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: everything, the frames without a copy."""
@@ -133,13 +135,6 @@ class BulkReplayBuffer:
             "rewards": self._rewards[:n],
             "terminated": self._terminated[:n],
         }
-
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cuda":
-            # From pinned memory the GPU takes the data by itself, while the CPU goes on.
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor.to(self.device)
 
 
 def _write(ring: np.ndarray, position: int, values: np.ndarray) -> None:

@@ -31,6 +31,7 @@ from lib.run import Failure, Run
 AHEAD = 2  # calls of each player under way: it plays the next one while the last is on its way
 LOG_EVERY = 100  # updates
 ANSWER_SECONDS = 5.0  # for a cluster that is to be joined
+START_SECONDS = 120.0  # for the first frames, where the limit is shorter
 WAIT_SECONDS = 1.0  # between looks at whether the learner was asked to stop
 
 
@@ -49,6 +50,8 @@ def connected(address: str, players: int) -> Iterator[None]:
         Failure: Ray is not installed, or there is no such cluster.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Calls of a player that is gone fail after one second instead of two, and it is asked again.
+    os.environ.setdefault("RAY_timeout_ms_task_wait_for_death_info", "200")
     if not address:
         # Ray listens on all addresses where it can have nodes elsewhere. Switching that off is
         # what it does itself on the systems that this variable is named after.
@@ -166,7 +169,7 @@ class Players:
         for _ in range(AHEAD):
             for number in range(self._count):
                 self._ask(number)
-        deadline = monotonic() + self._timeout
+        deadline = monotonic() + max(self._timeout, START_SECONDS)
         while True:
             ready, _ = self._ray.wait(list(self._calls), timeout=WAIT_SECONDS)
             if ready:  # and whatever else is there

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lib.experience import Transition
-from lib.transfer import Parcel
+from lib.transfer import gather
 
 
 class Batch(NamedTuple):
@@ -121,21 +121,13 @@ class ReplayBuffer:
                 raise ValueError("every transition has lost frames: the capacity is too small")
             indices[lost] = self._rng.choice(whole, size=np.count_nonzero(lost))
             windows = self._windows[indices]
-        parcel = Parcel(
+        stacks, actions, rewards, terminated = gather(
             self.device,
-            ((*windows.shape, *self._frames.shape[1:]), np.uint8),
-            (indices.shape, np.int64),
-            (indices.shape, np.float32),
-            (indices.shape, np.bool_),
+            (self._frames, windows % len(self._frames)),
+            (self._actions, indices),
+            (self._rewards, indices),
+            (self._terminated, indices),
         )
-        # NumPy copies a few hundred frames sooner than torch has woken up its threads. In any
-        # other mode it would copy twice: into a memory of its own first.
-        pixels, *places = parcel.arrays
-        np.take(self._frames, windows % len(self._frames), axis=0, out=pixels, mode="clip")
-        columns: tuple[np.ndarray, ...] = (self._actions, self._rewards, self._terminated)
-        for place, column in zip(places, columns, strict=True):
-            place[:] = column[indices]
-        stacks, actions, rewards, terminated = parcel.send()
         return Batch(stacks[:, :-1], actions, rewards, terminated, stacks[:, 1:])
 
     def state_dict(self) -> dict[str, Any]:

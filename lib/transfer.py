@@ -21,7 +21,7 @@ def is_asynchronous(device: torch.device) -> bool:
 
 
 class Parcel:
-    """Arrays side by side in pinned memory: fill them, then send them.
+    """Arrays side by side in memory that is pinned for a GPU: fill them, then send them.
 
     The memory is torch's, which gives it to nobody else before the copy is done.
 
@@ -74,6 +74,23 @@ def upload(device: torch.device, *arrays: np.ndarray | torch.Tensor) -> list[tor
     parcel = Parcel(device, *((array.shape, array.dtype) for array in arrays))
     for place, array in zip(parcel.arrays, arrays, strict=True):
         place[...] = array
+    return parcel.send()
+
+
+def gather(device: torch.device, *tables: tuple[np.ndarray, np.ndarray]) -> list[torch.Tensor]:
+    """Rows of tables as tensors on the device, written where the GPU takes them from.
+
+    Args:
+        device: where they go.
+        tables: a table and the numbers of its rows, int64 of any shape; all of them exist.
+    """
+    parcel = Parcel(
+        device, *(((*rows.shape, *table.shape[1:]), table.dtype) for table, rows in tables)
+    )
+    for place, (table, rows) in zip(parcel.arrays, tables, strict=True):
+        # NumPy copies a few hundred frames sooner than torch has woken up its threads. In any
+        # other mode it would copy twice: into a memory of its own first.
+        np.take(table, rows, axis=0, out=place, mode="clip")
     return parcel.send()
 
 

@@ -1,5 +1,6 @@
 """Shared by the tests: small environments with pictures, and rungs run as programs."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -30,6 +31,20 @@ def denormal_numbers() -> Iterator[None]:
 
     yield
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture(scope="session")
+def console() -> None:
+    """The console of ``emulator`` is compiled: by one worker, while the others wait."""
+    from emulator import PongVectorEnv
+    from emulator.translated import folder
+
+    with open(folder() / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        envs = PongVectorEnv(2, seed=0)
+        envs.reset()
+        envs.step(np.zeros(2, int))
+        envs.screen(0)
 
 
 class Scripted(gym.Env):

@@ -18,9 +18,12 @@ import torch
 from conftest import ROOT, read_events
 from ignite.handlers import TensorboardLogger
 from test_learning import Catch
+from test_n_step import SIZE, STACK, cut_out, drawn, play
 
 from benchmarks.cluster.simulated import SimulatedCluster
 from lib.actors import Weights
+from lib.arguments import parse
+from lib.bulk_replay import BulkReplayBuffer
 from lib.cluster import Players
 from lib.experience import Episode
 from lib.n_step import Transitions
@@ -155,13 +158,13 @@ def test_a_trainer_that_dies_leaves_nothing_and_is_resumed(tmp_path):
     assert shared_memory() <= before
 
     command = [sys.executable, str(ROOT / f"{SCRIPT}.py"), "--resume", str(run)]
-    command += ["--max-frames", "6000", "--players", "2"]
+    command += ["--max-frames", "2500", "--players", "2"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     frames = int(re.search(r"going on after ([\d,]+) frames", result.stdout)[1].replace(",", ""))
     assert frames > 300
     outcome = read_events(tmp_path).Scalars("outcome/frames")[0].value
-    assert 6000 <= outcome < 6000 + 200
+    assert 2500 <= outcome < 2500 + 300
     points = [point.step for point in read_events(tmp_path).Scalars("train/frames")]
     assert points == sorted(set(points))
 
@@ -255,6 +258,20 @@ def by_value(player: type) -> type:
     return player
 
 
+@needs_ray
+def test_the_intake_of_many_simulated_players_is_what_was_recorded(monkeypatch):
+    from benchmarks.cluster import intake
+
+    monkeypatch.setattr(intake, "WARM_UP_SECONDS", 0.0)
+    _, messages = play(messages=4, steps=20)
+    buffer = BulkReplayBuffer(2_000, (STACK, *SIZE))
+    taken = intake.take_in(50, messages, NET, buffer, seconds=0.2)
+    assert taken.players == 50
+    assert taken.messages_per_second > 0
+    assert taken.frames_per_second == pytest.approx(60 * taken.messages_per_second)
+    assert drawn(buffer, 500) <= {t for message in messages for t in cut_out(message)}
+
+
 class CatchEnvs:
     """Several games of Catch, as ``StackedVectorEnv`` would play them."""
 
@@ -324,6 +341,26 @@ def test_a_cluster_that_is_not_there_is_said_at_once_in_one_line(address):
         Players(Counting, 1, (), address, 9),
     ):
         pass
+
+
+def test_the_rung_explains_itself_and_refuses_bad_values(tmp_path, capsys):
+    source = (ROOT / f"{SCRIPT}.py").read_text()
+    assert "The book ends before" in source.split('"""')[1]
+    assert len(source.splitlines()) <= 120
+    options = runpy.run_path(str(ROOT / f"{SCRIPT}.py"), run_name=SCRIPT)["Options"]
+    for flags, code in [
+        (["--help"], 0),
+        (["--players", "0"], 2),
+        (["--message-steps", "1"], 2),
+        (["--n-steps", "9"], 2),
+        (["--envs", "1000"], 2),
+    ]:
+        with pytest.raises(SystemExit) as end:
+            parse(options, SCRIPT, [*flags, "--run-dir", str(tmp_path)])
+        out, err = capsys.readouterr()
+        assert end.value.code == code
+        assert len(err.splitlines()) == (code == 2)
+        assert ("--address" in out) == (code == 0)
 
 
 def test_without_ray_it_says_what_to_install(tmp_path):

@@ -172,13 +172,14 @@ def test_a_message_larger_than_the_buffer_is_refused():
         BulkReplayBuffer(50, (STACK, *SIZE)).sample(1)
 
 
-def test_a_restored_buffer_draws_the_same():
+def test_a_restored_buffer_draws_the_same(tmp_path):
     _, sent = play(messages=20, steps=20)
     buffer, other = (BulkReplayBuffer(250, (STACK, *SIZE), seed=3) for _ in range(2))
     for message in sent[:15]:
         buffer.extend(message)
     buffer.sample(5)
-    other.load_state_dict(buffer.state_dict())
+    torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
+    other.load_state_dict(torch.load(tmp_path / "buffer.pt", weights_only=True))
     for message in sent[15:]:
         buffer.extend(message)
         other.extend(message)

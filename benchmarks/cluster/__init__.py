@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
     counts = {
         "seeds": (2, "runs of each, with seeds 0 to N-1"),
-        "frames": (6_000, "frames of each run, filling included; four times as many for the last"),
+        "frames": (5_000, "frames of each run, filling included; four times as many for the last"),
         "seconds": (8, "seconds of taking in from so many simulated players"),
     }
     add_counts(parser, counts)
@@ -54,7 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("runs/cluster"),
         metavar="FOLDER",
-        help="where the runs are written, and the tables beside them (default: %(default)s)",
+        help="where the runs are written (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where the tables and the figure are written (default: --run-dir)",
     )
 
 
@@ -64,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("Ray is not installed: pip install -r requirements-cluster.txt")
     if args.frames <= INITIAL:
         raise UserError(f"--frames {args.frames} leaves nothing to train after {INITIAL} frames")
-    out = output_folder(args.run_dir)
+    out = output_folder(args.out or args.run_dir)
     failures = measure_fps(args, out)
     measure_intake(args, out)
     measure_loss(out)
@@ -122,7 +128,24 @@ def measure_fps(args: argparse.Namespace, out: Path) -> int:
     ]
     write_table(out / "fps", "FPS against players", header, rows, notes)
     print(markdown("FPS against players", header, rows, notes))
+    draw_fps(out, {case: fps_of(entry) for case, entry in runs.items()}, notes[0])
     return failures
+
+
+def draw_fps(out: Path, fps: dict[tuple[str, int, int], list[float]], machine: str) -> None:
+    """The figure of ``measure_fps``."""
+    from benchmarks import plots
+
+    bars = [
+        plots.Bar(
+            f"{players} players, {ratio} frames per update" if ratio else script,
+            values,
+            plots.rung_colour(script),
+        )
+        for (script, players, ratio), values in fps.items()
+    ]
+    unit = "FPS (frames per second of wall clock, while training; updates of 128)"
+    plots.bar_figure(out / "fps.png", "FPS against players", unit, bars, machine)
 
 
 def measure_intake(args: argparse.Namespace, out: Path) -> None:
@@ -198,6 +221,7 @@ def measure_loss(out: Path) -> None:
         ["before", f"{loss.fps_before:,.0f}"],
         [f"the {loss.seconds:.1f} seconds without one player", f"{loss.fps_without:,.0f}"],
         ["afterwards", f"{loss.fps_after:,.0f}"],
+        ["cost, as seconds at full speed", f"{loss.cost:.1f}"],
     ]
     notes = [
         machine_note([]),

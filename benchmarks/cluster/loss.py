@@ -23,6 +23,11 @@ class Loss:
     seconds: float  # from the kill to the first message of the player in its place
     fps_after: float
 
+    @property
+    def cost(self) -> float:
+        """Frames that were not played, as seconds at full speed."""
+        return self.seconds * (1 - self.fps_without / self.fps_before)
+
 
 def kill_a_node(players_on: Callable[[str], Players], net: nn.Module) -> Loss:
     """Let two players play on two nodes, kill one of those, and wait until two play again.

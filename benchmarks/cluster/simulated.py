@@ -12,7 +12,7 @@ import tempfile
 from typing import Self
 
 # What `ray start --head` is given in README.md, so that a dead node is noticed soon.
-HEALTH_CHECK = {"RAY_health_check_period_ms": "250", "RAY_health_check_initial_delay_ms": "0"}
+HEALTH_CHECK = {"RAY_health_check_period_ms": "100", "RAY_health_check_initial_delay_ms": "0"}
 
 
 class SimulatedCluster:

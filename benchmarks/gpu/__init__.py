@@ -2,7 +2,8 @@
 
 Each step is a program with a time limit of its own, what it prints is kept in a file, and the
 summary is written anew after each. A step that fails, or that takes too long, does not stop
-the others; one for which there is no time left is left out. Started once more with the same
+the others; one for which there is no time left is left out, and none takes more than half of
+what is left. Started once more with the same
 --out it does not repeat runs of rungs that are complete.
 
     python -m benchmarks gpu --out results/h200
@@ -102,7 +103,8 @@ def make(step: Step, left: float, out: Path) -> Outcome:
     if left < step.least:
         return Outcome(step, NO_TIME, told=f"wants {step.least:g} minutes, {left:.1f} are left")
     begin = time.monotonic()
-    deadline = begin + 60 * min(step.most, left)
+    # Half of what is left is for the others, or a short visit would see the first step alone.
+    deadline = begin + 60 * min(step.most, max(step.least, left / 2))
     log = out / f"{step.name}.txt"
     how = DONE
     with open(log, "w") as file:

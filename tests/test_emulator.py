@@ -1,0 +1,211 @@
+"""The console against ALE, and as a vector environment."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    NoAsyncCallError,
+    ResetNeeded,
+)
+
+pytestmark = pytest.mark.usefixtures("console")
+RANDOM = np.random.default_rng(0).integers(6, size=(2_000, 4))  # actions of 4 games
+
+
+def envs(num_envs: int = 4, **settings):
+    from emulator import PongVectorEnv
+
+    return PongVectorEnv(num_envs, **{"seed": 7, "stack": 2, "threads": 2} | settings)
+
+
+def ale_envs(num_envs: int = 4, **settings):
+    from benchmarks.console_campaign import Settings, ale_games
+
+    return ale_games(num_envs, Settings(**{"stack": 2} | settings))
+
+
+@pytest.mark.parametrize(
+    ("player", "frames", "ends"), [("random", 8_000, 2), ("skilled", 3_000, 0)]
+)
+def test_every_frame_is_that_of_ale(player: str, frames: int, ends: int) -> None:
+    from benchmarks.console_campaign import compare_frames
+
+    tally = compare_frames(player, seed=1, frames=frames)
+    assert tally.ends >= ends
+    assert tally.points > 2
+
+
+def test_every_step_is_that_of_ale_across_the_ends_of_games() -> None:
+    from benchmarks.console_campaign import Settings, compare_steps
+
+    tally = compare_steps(Settings(), "random", seed=2, steps=1_050, games=3)
+    assert tally.ends >= 3
+
+
+@pytest.mark.parametrize("number", range(22))
+def test_every_setting_is_that_of_ale(number: int) -> None:
+    from benchmarks.console_campaign import SETTINGS, compare_steps
+
+    assert len(SETTINGS) == 22
+    tally = compare_steps(SETTINGS[number], "skilled", seed=number, steps=40, games=2)
+    if SETTINGS[number].max_num_frames_per_episode < 100:
+        assert tally.ends >= 2
+
+
+def test_what_differs_is_found() -> None:
+    """The comparisons above can fail."""
+    from benchmarks.console_campaign import Differs, compare_step
+
+    own, theirs = envs(), ale_envs()
+    own.reset()
+    theirs.reset(seed=7)
+    same, others = np.zeros(4, int), np.array([0, 0, 2, 0])
+    assert not compare_step("", theirs.step(same), own.step(same)).any()
+    steps = [(theirs.step(same), own.step(others)) for _ in range(3)]
+    with pytest.raises(Differs, match=r"observations differ .* first is \(2,"):
+        compare_step("", *steps[2])
+
+
+def test_more_resets_than_no_ops_were_drawn() -> None:
+    from benchmarks.console_campaign import Settings, compare_steps
+    from emulator.vector_env import DRAWS
+
+    every_step = Settings(stack=1, max_num_frames_per_episode=1, max_pool=False)
+    tally = compare_steps(every_step, "random", seed=3, steps=2 * DRAWS + 5, games=2)
+    assert tally.ends == 2 * (2 * DRAWS + 5)
+
+
+def test_games_go_on_after_every_kind_of_reset_as_those_of_ale() -> None:
+    own, theirs = envs(), ale_envs()
+    seeds = np.array([5, 3, 3, 99])
+    for number, seed in enumerate([7, None, 8, seeds, None, 8]):
+        seen, info = own.reset(seed=seed)
+        ale_seen, ale_info = theirs.reset(seed=seed)
+        assert np.array_equal(seen, ale_seen)
+        frames = info["episode_frame_number"]
+        assert np.array_equal(frames, ale_info["episode_frame_number"])
+        for actions in RANDOM[: 5 * number]:
+            assert np.array_equal(own.step(actions)[0], theirs.step(actions)[0])
+
+
+def test_threads_make_no_difference() -> None:
+    one, two, three = (envs(threads=n) for n in (1, 2, 3))
+    assert len(one._shares) == 1
+    assert len(three._shares) == 3
+    for each in (one, two, three):
+        each.reset()
+    for actions in RANDOM[:800]:
+        steps = [each.step(actions) for each in (one, two, three)]
+        for step in steps[1:]:
+            assert all(np.array_equal(a, b) for a, b in zip(steps[0][:4], step[:4], strict=True))
+    assert np.array_equal(one.ram, three.ram)
+    assert len(np.unique(one.ram, axis=0)) == 4, "games differ from each other"
+
+
+def test_ram_and_screens_can_be_looked_at() -> None:
+    from benchmarks.console_campaign import ale_game
+
+    own, ale = envs(2, frame_skip=1, max_pool=False, noop_max=0), ale_game()
+    own.reset()
+    actions = ale.getMinimalActionSet()
+    ale.act(actions[1])  # a reset presses FIRE
+    for action in (0, 2, 2, 3, 1, 4, 5):
+        own.step(np.array([0, action]))
+        ale.act(actions[action])
+    assert np.array_equal(own.ram[1], ale.getRAM())
+    assert np.array_equal(own.screen(1), ale.getScreen())
+    assert (own.ram[0] != own.ram[1]).any()
+
+
+def test_it_is_a_vector_environment() -> None:
+    games = envs(3)
+    seen, _ = games.reset(seed=0)
+    assert games.observation_space.contains(seen)
+    assert games.observation_space.shape == (3, 2, 84, 84)
+    games.action_space.seed(0)
+    first, rewards, terminated, truncated, _ = games.step(games.action_space.sample())
+    assert [a.dtype for a in (first, rewards, terminated, truncated)] == [
+        np.uint8, np.int32, bool, bool
+    ]  # fmt: skip
+    copy = first.copy()
+    games.step([0, 1, 2])
+    assert np.array_equal(first, copy), "a step leaves the arrays of the last one alone"
+    games.close()
+    games.close()
+
+
+def test_without_a_seed_games_differ_from_run_to_run() -> None:
+    first, second = (envs(seed=None).reset()[1]["episode_frame_number"] for _ in range(2))
+    assert not np.array_equal(first, second)  # 30 ** 4 starts: alike once in 810,000 times
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [[0, 0, 0], [0, 0, 0, 6], [0, 0, 0, -1], np.zeros(4), None, np.zeros((4, 1), int), ["a"] * 4],
+)
+def test_what_is_no_action_is_refused_in_one_line(actions: object) -> None:
+    games = envs()
+    games.reset()
+    with pytest.raises(ValueError, match=r"\Aactions are integers from 0 to 5 of shape \(4,\).*\Z"):
+        games.send(actions)
+    games.step([0, 0, 0, 5])  # and the games go on
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"num_envs": 0}, "num_envs is 0"),
+        ({"frame_skip": 0}, "frame_skip is 0"),
+        ({"stack": 0}, "stack is 0"),
+        ({"threads": -1}, "threads is -1"),
+        ({"noop_max": -1}, "noop_max is -1"),
+        ({"max_num_frames_per_episode": 0}, "max_num_frames_per_episode is 0"),
+        ({"seed": [1, 2]}, "seed has the shape"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        envs(**settings)
+
+
+def _step_before_reset(games) -> None:
+    games.step([0] * 4)
+
+
+def _recv_before_send(games) -> None:
+    games.reset()
+    games.recv()
+
+
+def _send_twice(games) -> None:
+    games.reset()
+    games.send([0] * 4)
+    games.send([0] * 4)
+
+
+def _send_after_close(games) -> None:
+    games.reset()
+    games.close()
+    games.send([0] * 4)
+
+
+def _options(games) -> None:
+    games.reset(options={"reset_mask": np.ones(4, bool)})
+
+
+@pytest.mark.parametrize(
+    ("mistake", "error"),
+    [
+        (_step_before_reset, ResetNeeded),
+        (_recv_before_send, NoAsyncCallError),
+        (_send_twice, AlreadyPendingCallError),
+        (_send_after_close, ClosedEnvironmentError),
+        (_options, ValueError),
+    ],
+)
+def test_calls_out_of_order_are_refused(mistake: Callable, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        mistake(envs())

@@ -1,0 +1,74 @@
+"""What the console says where something is missing, and where it keeps what was compiled."""
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from emulator import EmulatorError
+from emulator.rom import read_rom
+from emulator.translated import _made
+
+NO_NUMBA = "import sys; sys.modules['numba'] = None"
+NO_ROM = "import emulator.rom, pathlib; emulator.rom._installed_rom = lambda: pathlib.Path('/none')"
+
+
+@pytest.mark.parametrize(
+    ("without", "told"), [(NO_NUMBA, "Numba, which compiles"), (NO_ROM, "no ROM at /none (No such")]
+)
+def test_the_rung_says_in_one_line_what_is_missing(without: str, told: str, tmp_path: Path) -> None:
+    script = str(ROOT / "08_recompiled_pong.py")
+    run = "import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+    program = f"import sys; {without}; sys.argv[:] = {[script, '--run-dir', str(tmp_path)]}; {run}"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_rom_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "breakout.bin"
+    other.write_bytes(b"\x00" * 2048)
+    with pytest.raises(EmulatorError, match=r"\A.*breakout.bin is not the Pong .*\Z"):
+        read_rom(other)
+    with pytest.raises(EmulatorError, match=r"\Ano ROM at .*: reinstall ale-py\Z"):
+        read_rom(tmp_path / "missing.bin")
+
+
+def test_only_what_has_long_been_of_no_use_is_deleted(tmp_path: Path) -> None:
+    old, new, other = (tmp_path / name for name in ("pong-old", "pong-new", "numba"))
+    for folder in (old, new, other):
+        folder.mkdir()
+        (folder / "file").touch()
+    for folder in (old, other):
+        os.utime(folder, (0, time.time() - 2 * 24 * 3600))
+    assert _made(tmp_path, "pong-now").is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["numba", "pong-new", "pong-now"]
+
+
+def test_processes_that_begin_at_once_share_a_folder(tmp_path: Path) -> None:
+    def made(number: int) -> Path:
+        parent = tmp_path / str(number // 8)
+        (parent / f"pong-{number}").mkdir(parents=True)
+        os.utime(parent / f"pong-{number}", (0, 0))
+        folder = _made(parent, "pong-now")
+        (folder / str(number)).touch()  # still there
+        return folder
+
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(made, range(80)))
+    assert all(len(list(folder.iterdir())) == 8 for folder in folders)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_to_is_not_used(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError):
+        _made(tmp_path, "pong-now")

@@ -1,0 +1,292 @@
+"""The parts of the console, each by itself, against counts by hand, brute force and OpenCV."""
+
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emulator import state, tia
+from emulator.control_flow import Loop, Program, find_routines, structured
+from emulator.instructions import decode
+from emulator.preprocessing import QUOTIENTS, WEIGHTS, shrink
+from emulator.riot import set_timer, timer
+from emulator.rom import EmulatorError
+from emulator.translate import translate
+
+BYTE = st.integers(0, 255)
+
+
+def program(code: str, at: int = 0xF000, **more: str) -> Program:
+    """A cartridge whose program ends its picture with STA 00 and then begins again.
+
+    Args:
+        code: in hexadecimal.
+        at: its address.
+        more: what lies elsewhere, by its address: ``xF123="60"``.
+    """
+    rom = bytearray(2048)
+    for address, text in {
+        f"x{at:04X}": code + "85 00 4C" + f"{at & 0xFF:02X}{at >> 8:02X}",
+        **more,
+    }.items():
+        data = bytes.fromhex(text)
+        first = int(address[1:], 16) & 0x7FF
+        rom[first : first + len(data)] = data
+    rom[0x7FC:0x7FE] = at.to_bytes(2, "little")
+    rom[0x7FE:0x800] = (0xF700).to_bytes(2, "little")  # BRK leads to an RTI
+    rom[0x700] = 0x40
+    return Program(bytes(rom), at + len(bytes.fromhex(code)), {}, set())
+
+
+def run(cartridge: Program, **ram: int) -> tuple[np.ndarray, int]:
+    """RAM (128,) after the first picture, with what was in it before (``x85=3``), and cycles."""
+    names: dict[str, Any] = {"compiled": lambda function: function}
+    names["rom"] = np.frombuffer(cartridge.rom, np.uint8).astype(int)
+    names["wsync"], names["load"] = tia.wsync.py_func, tia.load.py_func
+    exec(translate(cartridge), names)
+    memory = np.zeros((state.FIELDS, 1), np.int64)
+    for address, value in ram.items():
+        memory[int(address[1:], 16) & 0x7F] = value
+    returned = names["frame"](memory, 0, 0, True, *[0] * (names["frame"].__code__.co_argcount - 4))
+    return memory[:128, 0], int(np.ravel(returned)[0])
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "mode", "cycles", "size"),
+    [
+        ("A9 0F", "F000 LDA #0F", "immediate", 2, 2),
+        ("A5 80", "F000 LDA 80", "zero", 3, 2),
+        ("06 80", "F000 ASL 80", "zero", 5, 2),
+        ("0A", "F000 ASL", "accumulator", 2, 1),
+        ("D6 80", "F000 DEC 80,x", "zero,x", 6, 2),
+        ("BD 34 F2", "F000 LDA F234,x", "absolute,x", 4, 3),
+        ("9D 34 F2", "F000 STA F234,x", "absolute,x", 5, 3),
+        ("B1 C0", "F000 LDA (C0),y", "(zero),y", 5, 2),
+        ("91 C0", "F000 STA (C0),y", "(zero),y", 6, 2),
+        ("D0 FE", "F000 BNE F000", "relative", 2, 2),
+        ("10 7F", "F000 BPL F081", "relative", 2, 2),
+        ("6C 80 00", "F000 JMP (80)", "(absolute)", 5, 3),
+        ("20 10 F0", "F000 JSR F010", "absolute", 6, 3),
+        ("00", "F000 BRK", "implied", 7, 2),
+    ],
+)
+def test_decoding(code: str, text: str, mode: str, cycles: int, size: int) -> None:
+    instruction = decode(program(code).rom, 0xF000)
+    assert str(instruction) == text
+    assert (instruction.mode, instruction.cycles) == (mode, cycles)
+    assert instruction.following == 0xF000 + size
+
+
+def test_what_pong_does_not_use_is_no_instruction() -> None:
+    with pytest.raises(KeyError):
+        decode(program("02").rom, 0xF000)
+
+
+# LDX #3; LDY #4; DEY; BNE to DEY; DEX; BNE to LDY; STX 80
+NESTED = program("A2 03 A0 04 88 D0 FD CA D0 F8 86 80")
+
+
+def test_nested_loops() -> None:
+    main, _ = find_routines(NESTED)
+
+    def loops(statements: list) -> list:
+        found = []
+        for statement in statements:
+            if isinstance(statement, Loop):
+                found.append((statement.header, loops(statement.body)))
+            elif hasattr(statement, "body"):
+                found += loops(statement.body)
+            elif hasattr(statement, "taken"):
+                found += loops(statement.taken) + loops(statement.otherwise)
+        return found
+
+    # The outermost loop is that from picture to picture, without its end: it is left there.
+    assert loops(structured(main)) == [(0xF002, [(0xF004, [])])]
+    ram, cycles = run(NESTED, x80=77)
+    assert ram[0] == 0
+    inner = 2 + 4 * 2 + 3 * 3 + 2  # LDY, four DEY, three BNE taken and one not
+    assert cycles == 2 + 3 * (inner + 2) + 2 * 3 + 2 + 3 + 3  # the last: STX, and STA 00
+
+
+def test_a_loop_that_is_entered_at_two_places_is_refused() -> None:
+    # LDA 80; BEQ into the loop; INX; DEX; BNE to INX
+    two_ways_in = program("A5 80 F0 01 E8 CA D0 FC")
+    with pytest.raises(EmulatorError, match=r"F00[45] is entered at two places"):
+        translate(two_ways_in)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_ways_that_meet_behind_a_branch(first: bool) -> None:
+    # LDX 80; BEQ to (LDA #11; JMP to STA); LDA #22; STA 81
+    code = "A6 80 F0 05 A9 22 4C 0B F0 A9 11 85 81"
+    ram, cycles = run(program(code), x80=0 if first else 1)
+    assert ram[1] == (0x11 if first else 0x22)
+    assert cycles == (3 + 3 + 2 if first else 3 + 2 + 2 + 3) + 3 + 3
+
+
+@pytest.mark.parametrize("x", [0x0F, 0x10])
+def test_an_address_in_the_next_page_costs_a_cycle(x: int) -> None:
+    # LDX 80; LDA F1F0,x; STA 81
+    ram, cycles = run(program("A6 80 BD F0 F1 85 81", xF1FF="AB CD"), x80=x)
+    assert ram[1] == (0xCD if x == 0x10 else 0xAB)
+    assert cycles == 3 + 4 + (x == 0x10) + 3 + 3
+
+
+@pytest.mark.parametrize("y", [0x0F, 0x10])
+def test_a_pointer_into_the_next_page_costs_a_cycle(y: int) -> None:
+    # LDY 82; LDA (80),y; STA 83
+    names = program("A4 82 B1 80 85 83", xF1FF="AB CD")
+    source = translate(names)
+    assert "load_far" in source
+    ram = np.zeros((state.FIELDS, 1), np.int64)
+    ram[:3, 0] = 0xF0, 0xF1, y
+    rom = np.frombuffer(names.rom, np.uint8).astype(int)
+    scope: dict[str, Any] = {"compiled": lambda f: f, "rom": rom, "load_far": tia.load_far.py_func}
+    exec(source, scope)
+    assert scope["frame"](ram, 0, 0, True) == 3 + 5 + (y == 0x10) + 3 + 3
+    assert ram[3, 0] == (0xCD if y == 0x10 else 0xAB)
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_a_branch_into_another_page_costs_a_cycle(zero: bool) -> None:
+    # F0F9: LDA 80; BEQ to F101; STA 81; NOP-like TAX, TAX
+    code = "A5 80 F0 04 85 81 AA AA"
+    ram, cycles = run(program(code, at=0xF0F9), x80=0 if zero else 5)
+    assert ram[1] == (0 if zero else 5)
+    assert cycles == 3 + ((2 + 1 + 1) if zero else (2 + 3 + 2 + 2)) + 3
+
+
+def test_calls_leave_their_return_address_in_ram_and_flags_are_dropped() -> None:
+    # LDX #FF; TXS; JSR F100; STA 80; and there: LDA #07; RTS
+    cartridge = program("A2 FF 9A 20 00 F1 85 80", xF100="A9 07 60")
+    ram, cycles = run(cartridge)
+    assert (ram[0], ram[0x7F], ram[0x7E]) == (7, 0xF0, 0x05)  # the last byte of the JSR
+    assert cycles == 2 + 2 + 6 + 2 + 6 + 3 + 3
+    frame = translate(cartridge).split("def sub_F100")[1]
+    assert "return t, a" in frame
+    assert not {"n", "z", "v", "c"} & {word for line in frame.splitlines() for word in line.split()}
+
+
+@given(a=BYTE, b=BYTE, carry=st.booleans(), subtract=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_arithmetic(a: int, b: int, carry: bool, subtract: bool) -> None:
+    # CLC or SEC; LDA 80; ADC or SBC 81; STA 82; LDX #0; BVC over INX; STX 83;
+    # LDA #0; ROL; STA 84
+    code = f"{'38' if carry else '18'} A5 80 {'E5' if subtract else '65'} 81 85 82 A2 00 50 01 E8"
+    ram, _ = run(program(code + "86 83 A9 00 2A 85 84"), x80=a, x81=b)
+    operand = 255 - b if subtract else b
+    total = a + operand + carry
+    signed = [v - 256 if v > 127 else v for v in (a, operand)]
+    assert ram[2] == total % 256
+    assert ram[4] == (total > 255)
+    assert ram[3] == (not -128 <= sum(signed) + carry <= 127)
+
+
+@given(a=BYTE, b=BYTE)
+@settings(max_examples=40, deadline=None)
+def test_comparison(a: int, b: int) -> None:
+    # LDA 80; CMP 81; LDA #0; ROL; STA 82
+    # LDX #0; LDA 80; CMP 81; BNE over INX; STX 83; LDX #0; CMP 81; BPL over DEX; STX 84
+    code = "A5 80 C5 81 A9 00 2A 85 82"
+    code += "A2 00 A5 80 C5 81 D0 01 E8 86 83 A2 00 C5 81 10 01 CA 86 84"
+    ram, _ = run(program(code), x80=a, x81=b)
+    assert ram[2] == (a >= b)
+    assert ram[3] == (a == b)
+    assert ram[4] == (255 if (a - b) & 0x80 else 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("08", "PHP does not push into"),  # with the stack in RAM
+        ("0E 00 F0", None),  # ASL absolute is not among Pong's instructions
+        ("8D 00 F0", "the operand of F000 STA F000 is not translated"),
+    ],
+)
+def test_what_is_not_translated_is_said(code: str, told: str | None) -> None:
+    with pytest.raises(EmulatorError if told else KeyError, match=told):
+        translate(program(code))
+
+
+def test_waiting_for_the_next_line() -> None:
+    # STA 02; STA 80: the write takes 3 cycles, the line 76
+    _, cycles = run(program("85 02 85 80"))
+    assert cycles == 76 + 3 + 3
+
+
+@pytest.mark.parametrize(("shift", "period"), [(3, 8), (6, 64)])
+def test_the_timer_counts_down_slowly_and_after_zero_every_cycle(shift: int, period: int) -> None:
+    memory = np.zeros((state.FIELDS, 1), np.int64)
+    set_timer.py_func(memory, 0, 100, shift, 2)
+    read = [int(timer.py_func(memory, 0, t)) for t in range(101, 101 + 2 * period + 4)]
+    assert read == [1] * period + [0] * period + [255, 254, 253, 252]
+
+
+@given(
+    st.integers(0, 60), st.integers(0, 700), st.integers(0, 159), st.integers(0, 3),
+    st.tuples(BYTE, BYTE, st.integers(0, 159), st.integers(0, 159)), st.tuples(BYTE, BYTE, BYTE),
+    st.booleans(),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_collisions_are_those_of_going_through_the_pixels(
+    begin: int, length: int, ball: int, width: int, players: tuple[int, ...],
+    playfield: tuple[int, ...], reflected: bool,
+) -> None:  # fmt: skip
+    s = np.zeros((state.FIELDS, 2), np.int32, order="F")
+    begin += tia.FIRST_CLOCK - 30
+    s[state.COLLIDED], s[state.BALL], s[state.POSBL] = begin, 2, ball
+    s[state.CTRLPF] = reflected | width << 4
+    s[state.GRP0], s[state.GRP1], s[state.POSP0], s[state.POSP1] = np.array(players)[:, None] & 255
+    s[state.PF0], s[state.PF1], s[state.PF2] = np.array(playfield)[:, None]
+    pf0, pf1, pf2 = (f"{number:08b}" for number in playfield)
+    left = pf0[3::-1] + pf1 + pf2[::-1]  # 20 blocks: PF0 has four, and two are mirrored
+    blocks = left + (left[::-1] if reflected else left)
+    bits = [f"{number:08b}" for number in players[:2]]
+    touched = {"playfield": False, 0: False, 1: False}
+    for clock in range(max(begin, tia.FIRST_CLOCK), begin + length):
+        x = clock % tia.LINE - tia.BLANK
+        if x < 0 or (x - ball) % tia.WIDTH >= 1 << width:
+            continue
+        touched["playfield"] |= blocks[x // 4] == "1"
+        for number in (0, 1):
+            offset = (x - players[2 + number]) % tia.WIDTH
+            touched[number] |= offset < 8 and bits[number][offset] == "1"
+    tia.collide(s, 0, begin + length)
+    found = s[[state.CXPF, state.CXP0, state.CXP1], 0] != 0
+    assert found.tolist() == list(touched.values())
+    assert s[state.COLLIDED, 0] == begin + length
+
+
+def shrunk(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    small, lines = np.zeros((84, 84), np.uint8), np.arange(tia.LINES, dtype=np.int32)
+    shrink(a, lines, b, lines, np.zeros(tia.WIDTH + 2, np.int32), small)
+    return small
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 256))
+@settings(max_examples=25, deadline=None)
+def test_preprocessing_is_that_of_opencv(seed: int, greys: int) -> None:
+    random = np.random.default_rng(seed)
+    palette = random.integers(256, size=greys, dtype=np.uint8)
+    a, b = palette[random.integers(greys, size=(2, tia.LINES, tia.WIDTH))]
+    expected = cv2.resize(np.maximum(a, b), (84, 84), interpolation=cv2.INTER_AREA)
+    difference = shrunk(a, b).astype(int) - expected
+    assert np.abs(difference).max() <= 1
+    # OpenCV adds up fractions of 32 bits: where the exact mean lies half way between two greys, its
+    # sum may be on either side.
+    exact = exact_means(np.maximum(a, b))
+    half = exact % WEIGHTS == WEIGHTS // 2
+    assert not difference[~half].any()
+
+
+def exact_means(picture: np.ndarray) -> np.ndarray:
+    """The sums of the pixels under each small one, times what of them it covers in 1/200."""
+    columns = np.repeat(picture.astype(np.int64), 21, axis=1).reshape(210, 84, 40).sum(2)
+    return np.repeat(columns, 2, axis=0).reshape(84, 5, 84).sum(1)
+
+
+def test_quotients_are_rounded_half_to_even() -> None:
+    assert QUOTIENTS[[100, 300, 500, 99, 101, 255 * WEIGHTS]].tolist() == [0, 2, 2, 0, 1, 255]
