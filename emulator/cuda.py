@@ -185,8 +185,7 @@ class CudaPongVectorEnv(PongVectorEnv):
             self._seed(seed)
         self._playing = []
         self._launch(begin, self._blocks, PLAYERS, self._state, self._beginnings, self._noops_there)
-        shape = self.observation_space.shape
-        self._observations = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        self._observations = torch.empty(self._shape, dtype=torch.uint8, device=self.device)
         new = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._see(new, new, self._observations)
         return self._observations, self._info()

@@ -4,6 +4,7 @@ import os
 import reprlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -91,9 +92,9 @@ class PongVectorEnv(VectorEnv):
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.single_observation_space = Box(0, 255, (stack, SIZE, SIZE), np.uint8)
         self.single_action_space = Discrete(len(ACTIONS))
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._settings = frame_skip, max_pool, max_num_frames_per_episode
+        self._shape = (num_envs, stack, SIZE, SIZE)  # of observations
         self._noop_max, self._clips = noop_max, reward_clipping
         self._beginning = new_game()
         self._prepare(device, threads)
@@ -101,6 +102,11 @@ class PongVectorEnv(VectorEnv):
         self._results: tuple[np.ndarray, ...] = ()
         self._playing: list[Future] = []
         self._seed(np.random.SeedSequence().generate_state(1)[0] if seed is None else seed)
+
+    @cached_property
+    def observation_space(self) -> Box:
+        """Of all games; its bounds take four times the memory of an observation."""
+        return batch_space(self.single_observation_space, self.num_envs)
 
     def _prepare(self, device: Any, threads: int) -> None:
         """The state of the games, and what plays them."""
@@ -150,7 +156,7 @@ class PongVectorEnv(VectorEnv):
         self._wait()
         if seed is not None:
             self._seed(seed)
-        self._observations = np.empty(self.observation_space.shape, np.uint8)
+        self._observations = np.empty(self._shape, np.uint8)
         for begin, end, work in self._shares:
             self._reset(begin, end, work, self._observations)
         return self._observations, self._info()

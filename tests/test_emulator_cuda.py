@@ -149,6 +149,16 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
         nvjitlink.destroy(linker)
 
 
+def test_the_benchmark_measures_what_there_is(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.gpu.console", "--games", "2", "--steps", "10"]
+    result = subprocess.run(
+        [*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    row = (tmp_path / "console.csv").read_text().splitlines()[1]
+    assert row.startswith("2,")
+
+
 @needs_gpu
 def test_1024_games_on_a_gpu_are_those_of_the_cpu():
     n, steps = 1_024, 2_000
