@@ -123,11 +123,11 @@ class PongOnGpu:
         return (*(GpuTensor(torch.from_numpy(array)) for array in arrays), info)
 
 
-def test_where_games_are_played_on_the_gpu_nothing_is_waited_for(tmp_path):
+def test_where_games_are_played_on_the_gpu_nothing_is_waited_for(tmp_path, monkeypatch):
     module = load("08_recompiled_pong")
     announce, games = module.announce, []
     module.announce = lambda *args: games.extend(args[2]) or announce(*args)
-    module.PongVectorEnv = PongOnGpu
+    monkeypatch.setattr(module.emulator, "PongVectorEnv", PongOnGpu)
     with in_place_of_cuda():
         seen = train(module, tmp_path, NAME, envs=2, batch_size=20)
     assert seen.waits == set()
