@@ -4,9 +4,7 @@ The settings and the learning of 07_speedrun.py. The games run in ``emulator``: 
 translated into Python functions that are compiled, and the same games as ALE's, pixel for pixel.
 A step of a game takes a tenth of the time, so playing is nearly free, and all cores learn.
 
-On a GPU the games are played there, too, by the same functions, and nothing of an iteration touches
-the CPU but its launch: states, actions and rewards stay where they are, and the CPU hears of games
-that ended some steps later.
+On a GPU the same functions play there, and the CPU sees nothing of an iteration but its launch.
 
 The book ends before this rung.
 """
@@ -58,7 +56,7 @@ class Options(PongOptions, PrecisionOptions):
         """As ``PongOptions.problem``: the console has one cartridge."""
         if self.any_game or not self.env.startswith("Pong"):
             return "--env: this console plays Pong alone; 07_speedrun.py --any-game plays others"
-        return emulator.missing() or super().problem()
+        return emulator.missing() or super().problem() or emulator.missing(self.device)
 
 
 def train(hp: Options, run: Run) -> State:

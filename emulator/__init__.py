@@ -5,6 +5,7 @@ The console is translated and compiled when somebody first asks for that name, n
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from emulator.rom import EmulatorError, read_rom
@@ -15,12 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["EmulatorError", "PongVectorEnv", "missing"]
 
 
-def missing() -> str | None:
-    """What the console needs and this machine has not, in one line; None if all is there."""
+def missing(device: str = "cpu") -> str | None:
+    """What the console needs and this machine has not, in one line; None if all is there.
+
+    Args:
+        device: cpu, or cuda to play on a GPU.
+    """
     try:
         import_module("numba")
     except ImportError as error:  # not installed, or not for this NumPy
         return f"Numba, which compiles the console, is missing ({error}): pip install numba==0.68.1"
+    if device.startswith("cuda"):
+        for name in ("torch", "numba_cuda"):
+            if find_spec(name) is None:
+                return f"on a GPU the console needs {name}: pip install -r requirements-cuda.txt"
     try:
         read_rom()
     except EmulatorError as error:

@@ -18,6 +18,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from emulator import missing
 from emulator.games import Scratch, draw_game, reset_games, scratch, step_games
 from emulator.pong import ACTIONS, new_game
 from emulator.preprocessing import SIZE
@@ -55,12 +56,15 @@ class PongVectorEnv(VectorEnv):
 
     Raises:
         ValueError: a number is too small, or there are not as many seeds as games.
+        EmulatorError: what it takes for a GPU is missing.
     """
 
     def __new__(cls, *args: Any, device: Any = "cpu", **kwargs: Any) -> "PongVectorEnv":
         """A ``CudaPongVectorEnv`` for a GPU, as ``pathlib.Path`` makes a path of its system's."""
         if not str(device).startswith("cuda"):
             return super().__new__(cls)
+        if problem := missing("cuda"):
+            raise EmulatorError(problem)
         from emulator.cuda import CudaPongVectorEnv  # torch and CUDA are wanted there alone
 
         return super().__new__(CudaPongVectorEnv)

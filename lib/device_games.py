@@ -1,7 +1,7 @@
 """Games that are played where the network is: of a step the CPU sees nothing but its launch.
 
-The counterparts of ``lib.vector_env.StackedVectorEnv`` and ``lib.experience.Exploration`` for a vector
-environment whose actions, frames and rewards are tensors on the training device.
+The counterparts of ``lib.vector_env.StackedVectorEnv`` and ``lib.experience.Exploration`` for games
+whose actions, frames and rewards are tensors on the training device.
 """
 
 from collections.abc import Sequence
@@ -106,7 +106,9 @@ class DeviceGames:
         episodes = []
         if self._report is not None:
             points, steps = self._report.read().swapaxes(0, 1)
-            episodes = [Episode(float(points[at]), int(steps[at])) for at in zip(*steps.nonzero())]
+            ended = steps > 0
+            ends = zip(points[ended], steps[ended], strict=True)
+            episodes = [Episode(float(reward), int(length)) for reward, length in ends]
         self._report = Download(self._ends)
         self._step = 0
         return episodes

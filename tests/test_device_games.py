@@ -1,5 +1,7 @@
 """Games on the training device: the states, rewards and ends that ``StackedVectorEnv`` makes."""
 
+from itertools import chain
+
 import numpy as np
 import torch
 
@@ -49,7 +51,7 @@ def test_states_rewards_ends_and_games_are_those_of_the_cpu():
         games.append([game for game in mine.episodes if game])
         reported += its.episodes
         reports = (step + 1) // EVERY  # each is read at the next one
-        assert reported == sum(games[: max(0, reports - 1) * EVERY], [])
+        assert reported == list(chain(*games[: max(0, reports - 1) * EVERY]))
     assert len(reported) > GAMES
     assert all(isinstance(game, Episode) and game.steps <= 15 for game in reported)
 

@@ -29,7 +29,7 @@ from fake_gpu import NAME, Everything, GpuTensor, gpu, in_place_of_cuda
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
 
-from emulator import PongVectorEnv
+import emulator
 from lib import player
 from lib.arguments import Hyperparams
 from lib.events import PlayEvents
@@ -100,13 +100,16 @@ def test_a_rung_waits_for_its_actions_alone(script, tmp_path):
         assert seen.losses == train(load(script), tmp_path / "cpu", "cpu").losses
 
 
+Console = emulator.PongVectorEnv
+
+
 class PongOnGpu:
     """In place of the console's kernels: its games on the CPU, whose tensors are the GPU's."""
 
     def __init__(self, num_envs, *, device, **settings):
         assert device.type == NAME
         short = {"max_num_frames_per_episode": 40}
-        self.games = PongVectorEnv(num_envs, threads=1, **settings, **short)
+        self.games = Console(num_envs, threads=1, **settings, **short)
         self.single_action_space = self.games.single_action_space
 
     def reset(self, *, seed):
@@ -127,7 +130,7 @@ def test_where_games_are_played_on_the_gpu_nothing_is_waited_for(tmp_path, monke
     module = load("08_recompiled_pong")
     announce, games = module.announce, []
     module.announce = lambda *args: games.extend(args[2]) or announce(*args)
-    monkeypatch.setattr(module.emulator, "PongVectorEnv", PongOnGpu)
+    monkeypatch.setattr(emulator, "PongVectorEnv", PongOnGpu)
     with in_place_of_cuda():
         seen = train(module, tmp_path, NAME, envs=2, batch_size=20)
     assert seen.waits == set()

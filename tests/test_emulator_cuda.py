@@ -1,0 +1,184 @@
+"""The console on a GPU: what can be seen without one, and its games where there is one.
+
+Without a GPU: Numba's simulator runs the kernels in Python, thread by thread, so their logic is
+seen, and NVIDIA's compiler and linker accept them for sm_90.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+
+from emulator import PongVectorEnv
+from emulator.preprocessing import QUOTIENTS, SIZE, shrink
+from emulator.tia import LINES, WIDTH
+from emulator.translated import entry_point
+
+SM_90 = (9, 0)  # an H100's or H200's compute capability
+missing = [name for name in ("numba_cuda", "nvidia.cu13") if not importlib.util.find_spec(name)]
+needs_cuda = pytest.mark.skipif(
+    bool(missing), reason=f"pip install -r requirements-cuda.txt ({missing} missing)"
+)
+needs_gpu = pytest.mark.skipif(
+    bool(missing) or not torch.cuda.is_available(), reason="needs an NVIDIA GPU"
+)
+
+SIMULATE = """
+import sys
+import numpy as np
+from emulator import PongVectorEnv, cuda
+
+cuda.VIEWERS = 4  # in place of 128: each is a thread of Python
+settings, actions = eval(sys.argv[1]), np.load(sys.argv[2])
+envs = PongVectorEnv(actions.shape[1], device="cuda", **settings)
+observations, info = envs.reset()
+steps = [(observations, *[np.zeros(actions.shape[1])] * 3, info["episode_frame_number"], envs.ram)]
+for action in actions:
+    *results, info = envs.step(action)
+    steps.append((*results, info["episode_frame_number"], envs.ram))
+np.savez(sys.argv[3], *(np.stack(column) for column in zip(*steps)), envs.screen(0))
+"""
+
+
+def simulate(folder, settings, actions):
+    """Play under the simulator, in a process of its own: Numba chooses when it is imported."""
+    np.save(folder / "actions.npy", actions)
+    files = [str(folder / name) for name in ("actions.npy", "results.npz")]
+    command = [sys.executable, "-c", SIMULATE, repr(settings), *files]
+    simulated = {"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        command, env=os.environ | simulated, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    return list(np.load(files[1]).values())
+
+
+def play(settings, actions):
+    """The same on the CPU, compiled."""
+    n = actions.shape[1]
+    envs = PongVectorEnv(n, threads=1, **settings)
+    observations, info = envs.reset()
+    steps = [(observations, *[np.zeros(n)] * 3, info["episode_frame_number"], envs.ram)]
+    for action in actions:
+        *results, info = envs.step(action)
+        steps.append((*results, info["episode_frame_number"], envs.ram))
+    return [*(np.stack(column) for column in zip(*steps, strict=True)), envs.screen(0)]
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"seed": 3, "stack": 2, "noop_max": 4, "max_num_frames_per_episode": 11},
+        {"seed": 4, "stack": 1, "noop_max": 0, "max_pool": False, "frame_skip": 2},
+    ],
+)
+def test_simulated_games_are_those_of_the_cpu(settings, tmp_path):
+    actions = np.random.default_rng(0).integers(6, size=(5, 2))
+    there, here = simulate(tmp_path, settings, actions), play(settings, actions)
+    for one, other in zip(there, here, strict=True):
+        assert np.array_equal(one, other)
+    assert here[3].any() == ("max_num_frames_per_episode" in settings)
+
+
+@needs_cuda
+def test_a_small_pixel_is_that_of_the_cpu():
+    """Of any two pictures, with all the greys there are."""
+    from emulator.cuda import small_pixel
+
+    @entry_point
+    def shrink_by_pixels(rows, row_of, small):
+        for y in range(SIZE):
+            for x in range(SIZE):
+                small[y, x] = small_pixel(rows, row_of, y, x)
+
+    @entry_point
+    def shrink_at_once(rows, row_of, sums, small):
+        shrink(rows[0], row_of[0], rows[1], row_of[1], sums, small)
+
+    random = np.random.default_rng(0)
+    for greys in (256, 6):
+        rows = random.integers(greys, size=(2, 50, WIDTH), dtype=np.uint8)
+        row_of = np.sort(random.integers(50, size=(2, LINES), dtype=np.int32))
+        one, other = np.zeros((2, SIZE, SIZE), np.uint8)
+        shrink_by_pixels(rows, row_of, one)
+        shrink_at_once(rows, row_of, np.zeros(WIDTH + 2, np.int32), other)
+        assert np.array_equal(one, other)
+
+
+@needs_cuda
+@pytest.mark.parametrize("total", [100, 300, 500, 51_000])
+def test_halves_are_rounded_to_the_even_number(total):
+    from emulator.cuda import rounded
+
+    assert rounded.py_func(total) == QUOTIENTS[total]
+
+
+@needs_cuda
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which compiles them, too")
+def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
+    """To PTX, and from that to machine code: ptxas has limits that NVVM does not know."""
+    import numba.cuda.dispatcher
+    from cuda.bindings import nvjitlink
+    from numba import boolean, cuda, int32, int64, uint8, void
+
+    from emulator.cuda import begin, play, see
+
+    device = SimpleNamespace(compute_capability=SM_90)
+    monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: device)
+    counts, tables, flags, pictures = int32[::1], int32[:, ::1], boolean[::1], uint8[:, :, :, ::1]
+    settings = (int64, boolean, int64)
+    ends = (counts, flags, flags, counts)
+    for kernel, arguments in {
+        begin: (tables, tables, tables),
+        play: (tables, tables, tables, int64[::1], *settings, *ends),
+        see: (tables, boolean, flags, flags, pictures, pictures, counts),
+    }.items():
+        ptx, _ = cuda.compile_ptx(kernel.py_func, void(*arguments), cc=SM_90)
+        assert ".target sm_90" in ptx
+        linker = nvjitlink.create(1, ["-arch=sm_90"])
+        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, ptx.encode(), len(ptx), "kernel")
+        nvjitlink.complete(linker)
+        assert nvjitlink.get_linked_cubin_size(linker) > len(ptx) // 2
+        nvjitlink.destroy(linker)
+
+
+@needs_gpu
+def test_1024_games_on_a_gpu_are_those_of_the_cpu():
+    n, steps = 1_024, 2_000
+    settings = {"seed": 7, "stack": 1, "max_num_frames_per_episode": 6_000}
+    random = np.random.default_rng(0)
+    here, there = PongVectorEnv(n, **settings), PongVectorEnv(n, device="cuda", **settings)
+    one, other = here.reset()[0], there.reset()[0]
+    ends = 0
+    for _ in range(steps):
+        assert np.array_equal(one, other.cpu().numpy())
+        assert np.array_equal(here.ram, there.ram)
+        actions = random.integers(6, size=n)
+        one, *results, _ = here.step(actions)
+        other, *results_there, _ = there.step(torch.from_numpy(actions).cuda())
+        for a, b in zip(results, results_there, strict=True):
+            assert np.array_equal(a, b.cpu().numpy())
+        ends += int(results[1].sum() + results[2].sum())
+    assert ends >= n
+
+
+@needs_gpu
+def test_a_step_waits_for_nothing():
+    envs = PongVectorEnv(64, device="cuda", stack=1, seed=0)
+    envs.reset()
+    actions = torch.zeros(64, dtype=torch.int64, device="cuda")
+    for _ in range(3):
+        envs.step(actions)  # compiled with the first
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(40):  # beyond two looks at the counts
+            envs.step(actions)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
