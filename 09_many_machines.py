@@ -13,14 +13,13 @@ without its priorities.
 import copy
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from ignite.engine import Engine, Events, State
 
-from lib.actors import Weights, player_seed
+from lib.actors import Weights, ape_x_epsilons, player_seed
 from lib.arguments import Hyperparams, option
 from lib.bulk_replay import BulkReplayBuffer
-from lib.cluster import Players, ape_x_epsilons, learn_from
+from lib.cluster import Players, learn_from
 from lib.dqn_model import DQN, adam
 from lib.evaluation import evaluate
 from lib.experience import EpsilonGreedyAgent, LinearSchedule
@@ -57,13 +56,14 @@ class Options(Hyperparams):
 class Player:
     """An actor: some games, and a copy of the network."""
 
-    def __init__(self, number: int, hp: Options, epsilons: np.ndarray, frames: int) -> None:
+    def __init__(self, number: int, hp: Options, frames: int) -> None:
         seed = player_seed(hp.seed + frames, number)
         torch.set_num_threads(1)
         self.number, self.message_steps = number, hp.message_steps
         self.envs = hp.make_envs(hp.envs, seed)
         self.net = DQN(self.envs.states.shape[1:], self.envs.n_actions).requires_grad_(False)
-        epsilon = LinearSchedule(hp.epsilon_start, epsilons[number], hp.epsilon_frames)
+        epsilons = ape_x_epsilons(hp.players, hp.envs, hp.epsilon_final)[number]
+        epsilon = LinearSchedule(hp.epsilon_start, epsilons, hp.epsilon_frames)
         self.agent = EpsilonGreedyAgent(self.net, self.envs.n_actions, epsilon, seed=seed)
         self.recorder = NStepRecorder(hp.stack, hp.n_steps, hp.gamma)
 
@@ -106,8 +106,8 @@ def train(hp: Options, run: Run) -> State:
     learned = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     attach_handlers(engine, run, epsilon, learned)
 
-    arguments = (hp, epsilons, run.frames_before)
-    with Players(Player, hp.players, arguments, hp.address, hp.player_timeout) as players:
+    args = hp, run.frames_before
+    with Players(Player, hp.players, args, hp.address, hp.player_timeout) as players:
         refresh = Events.STARTED | Events.ITERATION_COMPLETED(every=hp.sync_updates)
         engine.add_event_handler(refresh, lambda: players.broadcast(net, engine.state))
         state = engine.run(learn_from(players, buffer, epsilons, engine, run))

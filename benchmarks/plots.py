@@ -58,6 +58,15 @@ class Share(NamedTuple):
     style: str = "-"
 
 
+class Scaling(NamedTuple):
+    """How something goes with a size: the values of repeated runs, by size."""
+
+    label: str
+    values: Mapping[int, Sequence[float]]
+    colour: str
+    style: str = "-"
+
+
 def rung_colour(script: str) -> str:
     """The colour of a rung, the same in every figure."""
     names = list(find_rungs())
@@ -193,6 +202,36 @@ def share_figure(
         axes.grid(alpha=0.3)
     columns[0].set_ylabel("runs that solved Pong (%)")
     columns[0].legend(fontsize=8, loc="upper left")
+    _save(figure, path)
+
+
+def scaling_figure(
+    path: Path,
+    title: str,
+    x_label: str,
+    y_label: str,
+    lines: Sequence[Scaling],
+    machine: str,
+) -> None:
+    """Medians over sizes, both on log scales, with a line from min to max at each."""
+    figure, axes = _figure(title, machine, height=5.5)
+    sizes = sorted({size for line in lines for size in line.values})
+    for line in lines:
+        middle = [statistics.median(values) for values in line.values.values()]
+        low, high = ([end(values) for values in line.values.values()] for end in (min, max))
+        x = list(line.values)
+        axes.plot(x, middle, line.style, marker="o", markersize=4, color=line.colour)
+        axes.vlines(x, low, high, color=line.colour, linewidth=2, alpha=0.4)
+        text = f"  {line.label}"
+        axes.annotate(text, (x[-1], middle[-1]), color=line.colour, fontsize=8, va="center")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
     _save(figure, path)
 
 

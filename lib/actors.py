@@ -25,6 +25,17 @@ class Weights:
         net.load_state_dict({name: torch.tensor(array) for name, array in self.arrays.items()})
 
 
+def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
+    """Shares of random actions from 0.4 down to 0.0007, (players, games); all have all kinds.
+
+    Source: Horgan et al., arXiv:1803.00933, section 4.1. A single game has ``final``.
+    """
+    count = players * games
+    if count == 1:
+        return np.full((1, 1), final)
+    return (0.4 ** (1 + 7 * np.arange(count) / (count - 1))).reshape(games, players).T
+
+
 def player_seed(seed: int, number: int) -> int:
     """The seed of a player's games and actions; one that replaces a dead one plays other games."""
     import ray

@@ -209,17 +209,6 @@ class Players:
         return f"{self._count - len(self.lost)} of {self._count} play"
 
 
-def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
-    """Shares of random actions from 0.4 down to 0.0007, (players, games); all have all kinds.
-
-    Source: Horgan et al., arXiv:1803.00933, section 4.1. A single game has ``final``.
-    """
-    count = players * games
-    if count == 1:
-        return np.full((1, 1), final)
-    return (0.4 ** (1 + 7 * np.arange(count) / (count - 1))).reshape(games, players).T
-
-
 def learn_from(
     players: Players, buffer: BulkReplayBuffer, epsilons: np.ndarray, engine: Engine, run: Run
 ) -> Iterator[Batch]:

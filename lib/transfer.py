@@ -69,10 +69,11 @@ def upload(device: torch.device, *arrays: np.ndarray | torch.Tensor) -> list[tor
     tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
     if tensors:
         return tensors
+    outside = [array for array in arrays if isinstance(array, np.ndarray)]
     if not is_asynchronous(device):
-        return [torch.from_numpy(array).to(device) for array in arrays]
-    parcel = Parcel(device, *((array.shape, array.dtype) for array in arrays))
-    for place, array in zip(parcel.arrays, arrays, strict=True):
+        return [torch.from_numpy(array).to(device) for array in outside]
+    parcel = Parcel(device, *((array.shape, array.dtype) for array in outside))
+    for place, array in zip(parcel.arrays, outside, strict=True):
         place[...] = array
     return parcel.send()
 

@@ -21,7 +21,7 @@ from test_learning import Catch
 from test_n_step import SIZE, STACK, cut_out, drawn, play
 
 from benchmarks.cluster.simulated import SimulatedCluster
-from lib.actors import Weights
+from lib.actors import Weights, ape_x_epsilons
 from lib.arguments import parse
 from lib.bulk_replay import BulkReplayBuffer
 from lib.cluster import Players
@@ -341,6 +341,16 @@ def test_a_cluster_that_is_not_there_is_said_at_once_in_one_line(address):
         Players(Counting, 1, (), address, 9),
     ):
         pass
+
+
+def test_every_player_has_games_that_explore_much_and_little():
+    epsilons = ape_x_epsilons(2, 4, 0.02)
+    assert epsilons.shape == (2, 4)
+    expected = [0.4 ** (1 + 7 * i / 7) for i in range(8)]  # Ape-X's, of eight
+    assert sorted(epsilons.flatten(), reverse=True) == pytest.approx(expected)
+    assert (epsilons.max(axis=1) > 0.1).all()
+    assert (epsilons.min(axis=1) < 0.002).all()
+    assert ape_x_epsilons(1, 1, 0.02).item() == 0.02
 
 
 def test_the_rung_explains_itself_and_refuses_bad_values(tmp_path, capsys):

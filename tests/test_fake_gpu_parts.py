@@ -22,7 +22,7 @@ from lib.dqn_model import DQN
 from lib.experience import Transition
 from lib.loss import bellman_loss
 from lib.rollout import Rollout
-from lib.run import describe_device_error
+from lib.run import describe_device_error, describe_machine, prepare_torch
 from lib.saving import Progress
 
 
@@ -135,3 +135,22 @@ def test_a_full_gpu_is_one_line(tmp_path):
     assert "--replay-size" in told
     assert "\n" not in told
     assert "try setting" not in told
+
+
+def test_float32_is_tf32_in_all_of_a_gpu_and_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        prepare_torch(0)
+        assert torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.cudnn.allow_tf32
+        assert torch.backends.mkldnn.matmul.fp32_precision == "none"  # the CPU stays exact
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    for capability, name in {
+        (7, 5): "NVIDIA H200",
+        (9, 0): "NVIDIA H200 (float32 is TF32)",
+    }.items():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, told=capability: told)
+        assert describe_machine(torch.device("cuda"))["gpu"] == name

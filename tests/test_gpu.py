@@ -34,6 +34,7 @@ from lib.transfer import upload
 
 CUDA = torch.device("cuda")
 FLAG = ("--cuda",)
+NO_BUFFER = ("07", "08")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
@@ -176,9 +177,9 @@ def test_the_copy_for_a_player_on_the_cpu_follows():
     assert all(torch.equal(weight.cpu(), there) for weight, there in pairs)
 
 
-@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
+@pytest.mark.parametrize("script", sorted({*SERIAL, *PARALLEL, *BEYOND, "08_recompiled_pong"}))
 def test_every_rung_trains(script, tmp_path):
-    flags = [*FLAG, "--max-frames", "3000"] + ([] if script == "07_speedrun" else [*QUICK])
+    flags = [*FLAG, "--max-frames", "3000"] + ([] if script.startswith(NO_BUFFER) else [*QUICK])
     result = run_rung(script, tmp_path, *flags, timeout=400)
     assert result.returncode == 0, result.stderr
     assert " device cuda" in result.stdout
@@ -216,7 +217,7 @@ def test_ends_leave_no_process_no_shared_memory_and_one_line(victim, tmp_path):
 
 @pytest.mark.parametrize("script", ["01_baseline", "06_compiled_update", "07_speedrun"])
 def test_a_run_is_resumed_and_played_on_a_cpu(script, tmp_path):
-    flags = ["--checkpoint-replay"] + ([] if script == "07_speedrun" else [*QUICK])
+    flags = ["--checkpoint-replay"] + ([] if script.startswith(NO_BUFFER) else [*QUICK])
     first = run_rung(script, tmp_path, *FLAG, *flags, "--max-frames", "2500", timeout=300)
     assert first.returncode == 0, first.stderr
     (run,) = tmp_path.iterdir()

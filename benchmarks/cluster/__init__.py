@@ -234,16 +234,15 @@ def measure_loss(out: Path) -> None:
 
 def real_players(count: int) -> tuple[Any, Any, Any]:
     """The rung's settings, its network, and what makes its players, given an address."""
-    from lib.cluster import Players, ape_x_epsilons
+    from lib.cluster import Players
     from lib.dqn_model import DQN
 
     rung = runpy.run_path(str(find_rungs()[RUNG]), run_name="many_machines")
     hp = rung["Options"](players=count)
-    epsilons = ape_x_epsilons(count, hp.envs, hp.epsilon_final)
     net = DQN((hp.stack, 84, 84), hp.make_envs(1, 0).n_actions)
 
     def players_on(address: str) -> Players:
-        return Players(rung["Player"], count, (hp, epsilons, 0), address, hp.player_timeout)
+        return Players(rung["Player"], count, (hp, 0), address, hp.player_timeout)
 
     return hp, net, players_on
 

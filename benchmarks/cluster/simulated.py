@@ -67,10 +67,11 @@ class SimulatedCluster:
 
 def serve(cpus: list[int]) -> None:
     """What the process runs: answers to what is read, until there is no more."""
-    from ray.cluster_utils import Cluster
-
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        where = {"node_ip_address": "127.0.0.1", "temp_dir": folder}
+        os.environ["RAY_TMPDIR"] = folder  # before Ray is imported
+        from ray.cluster_utils import Cluster
+
+        where = {"node_ip_address": "127.0.0.1"}
         cluster = Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False, **where})
         nodes = [cluster.add_node(num_cpus=count, **where) for count in cpus]
         print("done", cluster.address, flush=True)
