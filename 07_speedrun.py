@@ -41,7 +41,7 @@ class Options(PongOptions, PrecisionOptions):
     learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
     learning_rate_final: float = option(1e-4, "learning rate of Adam at the end", 1e-12, 1)
     learning_rate_frames: int = option(800_000, "frames over which that falls", 1, 10**12)
-    adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps where gradients are small", 0, 1)
+    adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 0, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
     epochs: int = option(2, "how often each frame is learned from, on average", 1, 64)
