@@ -1,4 +1,4 @@
-"""Games that are played where the network is: of a step the CPU sees nothing but its launch.
+"""Games that run on the training device: the CPU only launches their steps.
 
 The counterparts of ``lib.vector_env.StackedVectorEnv`` and ``lib.experience.Exploration`` for games
 whose actions, frames and rewards are tensors on the training device.
@@ -15,11 +15,11 @@ from lib.transfer import Download
 
 
 class DeviceStep(NamedTuple):
-    """What a step of all games brought; tensors on the device, of length n."""
+    """The outcome of a step of all games; tensors on the device, of length n."""
 
     rewards: torch.Tensor  # float32, clipped to their sign
     terminated: torch.Tensor  # bool: no value follows
-    ended: torch.Tensor  # bool: terminated or cut short; the state is that of the next game
+    ended: torch.Tensor  # bool: terminated or truncated; the state is already the next game's
     episodes: list[Episode]  # games whose end has become known
     seen: list[tuple[np.ndarray, Episode | None]]  # nothing: frames stay on the device
 
@@ -33,7 +33,7 @@ class DeviceVectorEnv(Protocol):
         """Begin new games."""
 
     def send(self, actions: torch.Tensor) -> None:
-        """Let the games go on."""
+        """Hand over the actions; the games run meanwhile."""
 
     def recv(
         self,
@@ -80,11 +80,11 @@ class DeviceGames:
         self._report: Download | None = None
 
     def send(self, actions: torch.Tensor) -> None:
-        """Let the games go on with these actions: int64 (n,), places in ``actions``."""
+        """Hand over actions: int64 (n,), indices into ``actions``."""
         self._envs.send(self._actions[actions])
 
     def recv(self) -> DeviceStep:
-        """What came of it; ``states`` are the new ones afterwards, in a new tensor."""
+        """The outcome; afterwards ``states`` is a new tensor with the new states."""
         frames, rewards, terminated, truncated, _ = self._envs.recv()
         ended = terminated | truncated
         frames = frames[:, :, self._rows]

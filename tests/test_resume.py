@@ -1,4 +1,4 @@
-"""Runs that go on: which may, and what they go on with."""
+"""Resumed runs: which runs can be resumed, and with what."""
 
 from pathlib import Path
 
