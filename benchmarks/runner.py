@@ -118,7 +118,7 @@ def common_flags(args: argparse.Namespace) -> list[str]:
         initial = initial or REPLAY_INITIAL
         if args.frames <= initial:
             raise UserError(
-                f"--frames {args.frames} leaves no frames for training after filling the replay "
+                f"--frames {args.frames} leaves nothing to train after filling the replay "
                 f"buffer with --replay-initial {initial} frames"
             )
         flags += ["--max-frames", str(args.frames), "--epsilon-frames", "1"]
