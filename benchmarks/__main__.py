@@ -27,8 +27,8 @@ COMMANDS = {
     "cluster": "measure players on Ray, and what one learner takes in from many",
     "gpu": "use an hour on a rented GPU: tests, FPS, records, the most useful first",
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
-    "console": "time the console of emulator beside ALE's and EnvPool's vector environments",
-    "console-campaign": "hold the console of emulator against ALE, a million frames",
+    "console": "measure the console of emulator beside ALE's and EnvPool's vector environments",
+    "console-campaign": "compare a million frames of the console of emulator with ALE's",
     "screenshot": "take pictures of TensorBoard with your runs",
 }
 

@@ -26,9 +26,10 @@ class Weights:
 
 
 def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
-    """Shares of random actions from 0.4 down to 0.0007, (players, games); all have all kinds.
+    """Epsilon of each game, from 0.4 down to 0.0007, float, (players, games).
 
-    Source: Horgan et al., arXiv:1803.00933, section 4.1. A single game has ``final``.
+    Every player has high and low ones. A single game has ``final``. Source: Horgan et al.,
+    arXiv:1803.00933, section 4.1.
     """
     count = players * games
     if count == 1:
