@@ -50,7 +50,7 @@ class MixedWeights:
         dtype: of the copies.
         learning_rate: of Adam.
         epsilon: of Adam; a larger one damps steps where gradients are small.
-        exact: weights whose names begin so keep float32 copies.
+        exact: beginnings of names; the copies of these weights stay in float32.
     """
 
     def __init__(

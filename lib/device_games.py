@@ -38,21 +38,21 @@ class DeviceVectorEnv(Protocol):
     def recv(
         self,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """What has, or will have, come of it."""
+        """The outcome; it may still be on its way."""
 
 
 class DeviceGames:
-    """Several games and their stacked states, as ``StackedVectorEnv`` has them, on a device.
+    """Several games and their stacked states on a device, as ``StackedVectorEnv`` on the CPU.
 
-    Games that end are reported together, every so many steps, and each report is read when the
-    next one is asked for. So the CPU may be two reports ahead of the device, and waits there.
+    Finished games are reported together, every so many steps. Each report is read when the next one
+    is requested. So the CPU may be two reports ahead of the device; then it waits.
 
     Args:
         envs: the games, one frame to an observation.
         stack: frames of a state.
-        seed: game ``i`` is seeded with ``seed + i``.
-        rows: the part of the 84 rows that a state shows, from the first to before the second.
-        actions: those of the game that are played; None for all of them.
+        seed: game ``i`` gets ``seed + i``.
+        rows: the rows of the 84 that a state shows: the first, and the one after the last.
+        actions: the actions to use; None: all actions of the game.
         every: steps from one report to the next.
     """
 
@@ -117,7 +117,7 @@ class DeviceGames:
 class DeviceExploration:
     """Replaces greedy actions by random ones with probability epsilon, on the device.
 
-    It draws from torch's generator there, which the run seeds and its checkpoints keep.
+    It draws from torch's generator on the device. The run seeds it, and checkpoints save its state.
 
     Args:
         n_actions: number of discrete actions.

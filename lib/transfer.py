@@ -89,7 +89,7 @@ def gather(device: torch.device, *tables: tuple[np.ndarray, np.ndarray]) -> list
     )
     for place, (table, rows) in zip(parcel.arrays, tables, strict=True):
         # NumPy has copied a few hundred frames before torch has woken up its threads. In any
-        # other mode it would copy twice: into a memory of its own first.
+        # other mode NumPy would copy twice, first into memory of its own.
         np.take(table, rows, axis=0, out=place, mode="clip")
     return parcel.send()
 
