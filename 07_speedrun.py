@@ -1,14 +1,14 @@
-"""Speedrun: whatever makes Q-learning from pixels solve Pong sooner.
+"""Speedrun: everything that makes Q-learning from pixels solve Pong sooner.
 
-Parallel Q-learning without replay buffer and target network (Gallici et al., arXiv:2407.04811):
-the network learns from the last rollout of 32 games, while C++ threads play the next one. What
-it learns are Q(lambda) returns, computed once per rollout from the values that choosing the
-actions has given anyway, so an update is one forward and one backward pass, compiled, and in
-bfloat16 but for the last layer. Each frame is learned from twice, in many small updates; the
-learning rate falls, and so does epsilon, the last part of it slowly. The network has a third of the
-size, a normalised hidden layer and dueling heads. It sees two stacked frames, of which only the
-part between the walls, and of Pong's six actions it plays the three that differ. On a CPU half
-of the cores learn and half of them play.
+Parallel Q-learning without replay buffer and target network (Gallici et al., arXiv:2407.04811): the
+network learns from the last rollout of 32 games, while C++ threads play the next one. Its targets
+are Q(lambda) returns. They are computed once per rollout, from values that the choice of actions
+gives anyway. So an update is one forward and one backward pass. It is compiled, and in bfloat16
+except for the last layer. Each frame is learned from twice, in many small updates. The learning
+rate falls. Epsilon falls, too, and its last part slowly. The network has a third of the size, a
+normalised hidden layer and dueling heads. It sees two stacked frames, only the part between the
+walls. It plays the three of Pong's six actions that differ. On a CPU, half of the cores learn and
+half play.
 
 The book ends before this rung. What each idea bought: results/README.md.
 """
@@ -38,21 +38,21 @@ from lib.vector_env import StackedVectorEnv, ale_games
 class Options(PongOptions, PrecisionOptions):
     """The settings of this rung."""
 
-    learning_rate: float = option(5e-4, "of Adam, in the first frame", 1e-12, 1)
-    learning_rate_final: float = option(1e-4, "of Adam, in the end", 1e-12, 1)
-    learning_rate_frames: int = option(800_000, "frames in which it falls", 1, 10**12)
-    adam_epsilon: float = option(1e-5, "of Adam: damps steps where gradients are small", 0, 1)
+    learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
+    learning_rate_final: float = option(1e-4, "learning rate of Adam at the end", 1e-12, 1)
+    learning_rate_frames: int = option(800_000, "frames over which that falls", 1, 10**12)
+    adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 0, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
-    epochs: int = option(2, "how often a frame is learned from, on average", 1, 64)
+    epochs: int = option(2, "how often each frame is learned from, on average", 1, 64)
     envs: int = option(32, "environments, stepped together", 1, 1_024)
     rollout: int = option(32, "frames of each environment in a rollout", 1, 1_024)
-    trace: float = option(0.95, "lambda of the returns: the part of what came in them", 0, 1)
-    stack: int = option(2, "frames stacked", 1, 16)
-    epsilon_final: float = option(0.01, "share of random actions in the end", 0, 1)
-    epsilon_frames: int = option(150_000, "frames in which epsilon falls", 1, 10**12)
-    epsilon_floor: float = option(0.06, "epsilon stays above this, which falls, too", 0, 1)
-    epsilon_floor_frames: int = option(700_000, "frames in which that falls", 1, 10**12)
+    trace: float = option(0.95, "lambda of the Q(lambda) returns", 0, 1)
+    stack: int = option(2, "stacked frames per state", 1, 16)
+    epsilon_final: float = option(0.01, "probability of a random action at the end", 0, 1)
+    epsilon_frames: int = option(150_000, "frames over which epsilon falls", 1, 10**12)
+    epsilon_floor: float = option(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
+    epsilon_floor_frames: int = option(700_000, "frames over which that bound falls", 1, 10**12)
 
 
 def train(hp: Options, run: Run) -> State:
@@ -90,11 +90,11 @@ def train(hp: Options, run: Run) -> State:
             values, greedy = best(states)
             actions = explore(greedy, engine.state.frames)
             envs.send(actions)
-            rollout.state_values(states, values)  # and look back, while the games go on
+            rollout.state_values(states, values)  # and compute returns, while the games are played
             net.learning_rate.fill_(rate(engine.state.frames))
             if rollout.complete:
                 updates_due += hp.epochs * hp.envs / hp.batch_size
-            while updates_due >= 1:  # while the games go on
+            while updates_due >= 1:  # while the games are played
                 updates_due -= 1
                 yield
             step = envs.recv()
