@@ -29,6 +29,7 @@ COMMANDS = {
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
     "console": "time the console of emulator beside ALE's and EnvPool's vector environments",
     "console-campaign": "hold the console of emulator against ALE, a million frames",
+    "interpreter": "time a frame of Pong interpreted and translated",
     "screenshot": "take pictures of TensorBoard as it shows runs",
 }
 

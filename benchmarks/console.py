@@ -168,7 +168,7 @@ def vector(who: str, threads: int, games: int, seconds: float) -> Rate:
 
 
 def alone(games: int, seconds: float) -> Rate:
-    """The console, without drawing or preprocessing, as 02 to 06 would call it: in one thread."""
+    """The console in one thread, without drawing or preprocessing."""
     envs = PongVectorEnv(games, seed=0, stack=1, threads=1)
     envs.reset()
     choices = random_actions(games)
@@ -299,7 +299,7 @@ def write(out: Path, record: dict[str, Any]) -> None:
         f"{machine.get('envpool', 'not installed')}",
         f"python -m benchmarks console, commit {record['commit'] or 'unknown'}",
     ]
-    header = ["who", "threads", *(f"{games:,} games" for games in sizes)]
+    header = ["who", "threads", *(f"{games:,} game{'s' * (games > 1)}" for games in sizes)]
     write_table(out / "console", "Pong's consoles", header, rows, notes)
     print((out / "console.md").read_text(encoding="utf-8"))
     plots.scaling_figure(

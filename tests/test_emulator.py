@@ -38,6 +38,12 @@ def test_every_frame_is_that_of_ale(player: str, frames: int, ends: int) -> None
     assert tally.points > 2
 
 
+def test_a_game_that_the_agent_wins_is_that_of_ale() -> None:
+    from benchmarks.console_campaign import compare_frames
+
+    assert compare_frames("skilled", seed=1, frames=5_000, given=20).won >= 1
+
+
 def test_every_step_is_that_of_ale_across_the_ends_of_games() -> None:
     from benchmarks.console_campaign import Settings, compare_steps
 

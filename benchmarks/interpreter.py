@@ -1,0 +1,235 @@
+"""What translating buys: a frame of Pong interpreted, and translated; the same RAM after each.
+
+The interpreter is written from the same table of instructions, runs on the same television, and is
+compiled in the same way. It asks about every instruction, every time it comes to it, what it is.
+
+    python -m benchmarks interpreter
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from benchmarks import Failed, calibration
+from benchmarks.arguments import add_counts, add_out
+from benchmarks.report import join_machine, output_folder, spread, write_table
+from benchmarks.runner import ROOT
+from emulator.compiling import OPTIONS
+from emulator.instructions import OPERAND_BYTES, TABLE, decode
+from emulator.pong import emulate, new_game
+from emulator.state import CHARGED, COLLIDED, CYCLES, FIELDS, REGISTER_X, TIMER_SET
+from emulator.tia import collide
+from emulator.translate import CONDITIONS
+from emulator.translated import FRAME_END, entry_point
+from lib.run import describe_machine
+
+FIRST = 0xF0CE  # the instruction after the one that completes a picture
+OPERAND = {
+    "implied": "",
+    "accumulator": "",
+    "immediate": "q = pc + 1",
+    "zero": "q = bus = rom(pc + 1)",
+    "zero,x": "bus = rom(pc + 1); q = (bus + x) & 0xff",
+    "zero,y": "bus = rom(pc + 1); q = (bus + y) & 0xff",
+    "(zero),y": "q = rom(pc + 1); w = s[q & 0x7f, g] + y; bus = s[(q + 1) & 0x7f, g]; "
+    "q = (bus << 8) + w",
+    "relative": "q = pc + 2 + (rom(pc + 1) ^ 0x80) - 0x80",
+    "absolute": "bus = rom(pc + 2); q = rom(pc + 1) | bus << 8",
+    "absolute,x": "bus = rom(pc + 2); w = rom(pc + 1) + x; q = (bus << 8) + w",
+    "absolute,y": "bus = rom(pc + 2); w = rom(pc + 1) + y; q = (bus << 8) + w",
+    "(absolute)": "q = rom(pc + 1) | rom(pc + 2) << 8; "
+    "q = s[q & 0x7f, g] | s[(q + 1) & 0x7f, g] << 8",
+}
+STATUS = "(n & 0x80) | ((v != 0) << 6) | 0x34 | ((z == 0) << 1) | c"
+# What an instruction does; m is its operand, r a result that goes back to where m was.
+DOES = {
+    **{f"LD{r}": f"{r.lower()} = n = z = m" for r in "AXY"},
+    **{f"ST{r}": f"t = put(s, g, t, q, {r.lower()})" for r in "AXY"},
+    **{f"T{a}{b}": f"{b.lower()} = n = z = {a.lower()}" for a, b in ("AX", "AY", "XA", "YA")},
+    **{f"IN{r}": f"{r.lower()} = n = z = ({r.lower()} + 1) & 0xff" for r in "XY"},
+    **{f"DE{r}": f"{r.lower()} = n = z = ({r.lower()} - 1) & 0xff" for r in "XY"},
+    **{
+        name: f"c = int({r} >= m); n = z = ({r} - m) & 0xff"
+        for name, r in (("CMP", "a"), ("CPX", "x"), ("CPY", "y"))
+    },
+    "AND": "a = n = z = a & m",
+    "ORA": "a = n = z = a | m",
+    "EOR": "a = n = z = a ^ m",
+    "ADC": "w = a + m + c; v = (a ^ w) & (m ^ w) & 0x80; c = w >> 8; a = n = z = w & 0xff",
+    "BIT": "n = m; v = m & 0x40; z = a & m",
+    "INC": "r = n = z = (m + 1) & 0xff",
+    "DEC": "r = n = z = (m - 1) & 0xff",
+    "ASL": "r = n = z = m << 1 & 0xff; c = m >> 7",
+    "LSR": "r = n = z = m >> 1; c = m & 1",
+    "ROL": "r = n = z = m << 1 & 0xff | c; c = m >> 7",
+    "ROR": "r = n = z = m >> 1 | c << 7; c = m & 1",
+    "CLC": "c = 0",
+    "SEC": "c = 1",
+    "CLD": "pass",
+    "SEI": "pass",
+    "TXS": "sp = x",
+    "TSX": "x = n = z = sp",
+    "PHP": f"t = put(s, g, t, sp, {STATUS}); sp -= 1",
+    "JMP": "following = q",
+    "JSR": "push(s, g, sp, pc + 2); sp -= 2; following = q",
+    "RTS": "following = pull(s, g, sp + 1) + 1; sp += 2",
+    "BRK": f"push(s, g, sp, pc + 2); s[(sp - 2) & 0x7f, g] = {STATUS}; sp -= 3; "
+    "following = rom(0xFFFE) | rom(0xFFFF) << 8",
+    "RTI": "n = m = s[(sp + 1) & 0x7f, g]; z = ~m & 0x02; v = m & 0x40; c = m & 1; "
+    "following = pull(s, g, sp + 2); sp += 3",
+}
+DOES["SBC"] = "m ^= 0xff; " + DOES["ADC"]
+CHANGES = ("ASL", "LSR", "ROL", "ROR", "INC", "DEC")
+READS = ("LDA", "LDX", "LDY", "AND", "ORA", "EOR", "ADC", "SBC", "CMP", "CPX", "CPY", "BIT")
+
+HEADER = """
+from emulator.bus import load_far, rom
+from emulator.compiling import compiled
+from emulator.pong import frame
+from emulator.riot import set_timer, timer
+from emulator.state import SWCHA, SWCHB
+from emulator.tia import load
+
+store = frame.py_func.__globals__["store"]
+
+
+@compiled
+def get(s, g, t, address, bus):
+    if address & 0x1000:
+        return rom(address)
+    if address & 0x280 == 0x280:
+        return s[SWCHA, g] if address == 0x280 else (
+            s[SWCHB, g] if address == 0x282 else timer(s, g, t))
+    return load(s, g, t, address, bus)
+
+
+@compiled
+def put(s, g, t, address, value):
+    if address & 0x280 == 0x280:
+        set_timer(s, g, t, 3 if address == 0x295 else 6, value)
+        return t
+    return store(s, g, t, address, value)
+
+
+@compiled
+def push(s, g, sp, address):
+    s[sp & 0x7f, g] = address >> 8
+    s[(sp - 1) & 0x7f, g] = address & 0xff
+
+
+@compiled
+def pull(s, g, sp):
+    return s[sp & 0x7f, g] | s[(sp + 1) & 0x7f, g] << 8
+
+
+@compiled
+def interpreted(s, g, t, pc, a, x, y, n, z, c, v, sp):
+    q = m = w = r = bus = 0
+    while True:
+        opcode = rom(pc)
+"""
+
+
+def source() -> str:
+    """The interpreter, as Python."""
+    text = HEADER
+    for number, opcode in enumerate(sorted(TABLE)):
+        text += f"        {'elif' if number else 'if'} opcode == {opcode:#04x}:\n"
+        text += "".join(f"            {line}\n" for line in _lines(opcode))
+    text += "        else:\n            return -1, pc, a, x, y, n, z, c, v, sp\n"
+    text += f"        if pc == {FRAME_END:#06x}:\n"
+    text += "            return t, following, a, x, y, n, z, c, v, sp\n"
+    return text + "        pc = following\n"
+
+
+def _lines(opcode: int) -> list[str]:
+    name, mode = TABLE[opcode]
+    plain = decode(bytes([opcode, 0, 0]), 0)
+    size = 2 if name == "BRK" else 1 + OPERAND_BYTES[mode]
+    lines = [f"following = pc + {size}", f"t += {plain.cycles}"]
+    lines += OPERAND[mode].split("; ") if OPERAND[mode] else []
+    if name in CONDITIONS:
+        taken = "t += 1 + (q >> 8 != following >> 8)"
+        return [*lines, f"if {CONDITIONS[name][0]}:", f"    {taken}", "    following = q"]
+    if name in READS or (name in CHANGES and mode != "accumulator"):
+        if mode in ("absolute,x", "absolute,y", "(zero),y"):
+            lines.append("t += w >> 8")  # into the next page
+        lines.append("m = rom(q)" if mode == "immediate" else "m = get(s, g, t, q, bus)")
+    elif mode == "accumulator":
+        lines.append("m = a")
+    lines += DOES[name].split("; ")
+    if name in CHANGES:
+        lines.append("a = r" if mode == "accumulator" else "t = put(s, g, t, q, r)")
+    return lines
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this subcommand."""
+    add_counts(parser, {"frames": (2_000, "frames of a run"), "rounds": (5, "runs of each")})
+    add_out(parser, "runs/console")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, time and write."""
+    out = output_folder(args.out)
+    ways = {"interpreted": _interpreter(), "translated": translated}
+    beginning, taken = new_game(), {way: [] for way in ways}
+    for _ in range(args.rounds + 1):  # the first one compiles
+        after = []
+        for way, play in ways.items():
+            s = np.zeros((FIELDS, 2), np.int32, order="F")
+            s[:, 0] = beginning
+            begin = time.perf_counter()
+            play(s, args.frames)
+            taken[way].append((time.perf_counter() - begin) / args.frames * 1e6)
+            after.append(s[:, 0])
+        if not np.array_equal(*(state[:REGISTER_X] for state in after)):
+            places = np.flatnonzero(after[0] != after[1])
+            raise Failed(f"the interpreter differs in the fields {places.tolist()}")
+    machine = describe_machine(torch.device("cpu"))
+    rows = [[way, spread(times[1:])] for way, times in taken.items()]
+    notes = [
+        f"Microseconds of an emulated frame, nothing drawn; {args.rounds} runs of {args.frames:,} "
+        "frames in turn, in one thread, median and range; both end in the same state",
+        f"Machine: {join_machine(machine)}, numba {numba.__version__}",
+        f"python -m benchmarks interpreter, commit {calibration.commit(ROOT) or 'unknown'}",
+    ]
+    header = ["way", "microseconds per frame"]
+    write_table(out / "interpreter", "What translating buys", header, rows, notes)
+    print((out / "interpreter.md").read_text(encoding="utf-8"))
+    return 0
+
+
+@entry_point
+def translated(s, frames):
+    """Play frames as ``emulator`` does."""
+    for _ in range(frames):
+        emulate(s, 0, False)
+
+
+def _interpreter() -> Callable[[np.ndarray, int], None]:
+    """Play frames by interpreting; s is the state of ``emulator``, int32 (FIELDS, games)."""
+    names: dict[str, Any] = {"__name__": "benchmarks.interpreted"}
+    exec(source(), names)
+    interpreted = names["interpreted"]
+
+    @numba.njit(**OPTIONS)
+    def play(s, frames):
+        pc, a, x, y, n, z, c, v, sp = FIRST, 0, s[REGISTER_X, 0], 0, 0, 0, 0, 0, 0xFF
+        for _ in range(frames):
+            t, pc, a, x, y, n, z, c, v, sp = interpreted(
+                s, 0, s[CYCLES, 0], pc, a, x, y, n, z, c, v, sp
+            )
+            collide(s, 0, 3 * t)
+            passed = t // 76 * 76  # as in emulator.pong.emulate
+            s[CYCLES, 0] = t - passed
+            s[TIMER_SET, 0] -= passed
+            s[CHARGED, 0] -= passed
+            s[COLLIDED, 0] = 3 * (t - passed)
+
+    return play
