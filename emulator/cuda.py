@@ -40,6 +40,7 @@ PLAYERS = 32  # threads of a block that plays: few, so that few games occupy man
 VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
 ROWS = 80  # different rows that a picture may have; Pong's have 45
 WATCH = DRAWS // 4  # steps from one look at the counts of the device to the next
+numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a few games are a few blocks, and that is all right
 # Numba's simulator plays in Python, with memory of the CPU: to test kernels where there is no GPU.
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)
 
