@@ -24,7 +24,7 @@ from lib.device_games import DeviceExploration, DeviceGames
 from lib.dqn_model import NormalizedDQN
 from lib.evaluation import evaluate
 from lib.events import announce
-from lib.experience import Exploration, LinearSchedule, Maximum
+from lib.experience import Exploration, LinearSchedule, Maximum, Progress, ProgressSchedule
 from lib.handlers import attach_handlers
 from lib.loss import squared_error
 from lib.rollout import Rollout, Targets
@@ -39,19 +39,17 @@ class Options(PongOptions, PrecisionOptions):
 
     learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
     learning_rate_final: float = option(1e-4, "learning rate of Adam at the end", 1e-12, 1)
-    learning_rate_frames: int = option(800_000, "frames over which that falls", 1, 10**12)
     adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 0, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
     epochs: int = option(2, "how often each frame is learned from, on average", 1, 64)
     envs: int = option(32, "environments, stepped together", 1, 1_024)
-    rollout: int = option(32, "frames of each environment in a rollout", 1, 1_024)
-    trace: float = option(0.95, "lambda of the Q(lambda) returns", 0, 1)
+    rollout: int = option(64, "frames of each environment in a rollout", 1, 1_024)
+    trace: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
     stack: int = option(2, "stacked frames per state", 1, 16)
     epsilon_final: float = option(0.01, "probability of a random action at the end", 0, 1)
-    epsilon_frames: int = option(150_000, "frames over which epsilon falls", 1, 10**12)
+    epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, 10**12)
     epsilon_floor: float = option(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
-    epsilon_floor_frames: int = option(700_000, "frames over which that bound falls", 1, 10**12)
 
     def problem(self) -> str | None:
         """As ``PongOptions.problem``: the console has one cartridge."""
@@ -70,10 +68,11 @@ def train(hp: Options, run: Run) -> State:
     network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
     net = MixedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
     rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
-    rate = LinearSchedule(hp.learning_rate, hp.learning_rate_final, hp.learning_rate_frames)
+    progress = Progress()
+    rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
     epsilon = Maximum(
         LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
-        LinearSchedule(hp.epsilon_floor, hp.epsilon_final, hp.epsilon_floor_frames),
+        ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),
     )
     explore = Exploration(envs.n_actions, epsilon, hp.seed)
     if on_gpu:
@@ -107,12 +106,14 @@ def train(hp: Options, run: Run) -> State:
                 yield
             step = envs.recv()
             rollout.outcome(actions, step.rewards, step.ended)
+            progress.add(*step.points)
             announce(engine, hp.envs, step.episodes, step.seen)
 
     best = CapturedForward(lambda s: q_function(s).max(1), envs.states.shape, run.device)
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())
-    attach_handlers(engine, run, epsilon, {"net": net, "buffer": rollout, "explore": explore})
+    learned = {"net": net, "buffer": rollout, "explore": explore, "progress": progress}
+    attach_handlers(engine, run, epsilon, learned)
     state = engine.run(learn.ready_for(play()))
     if state.solved:
         evaluate(q_function, run)

@@ -36,7 +36,7 @@ PLAYING = (
     *("env", "any_game", "envs", "steps", "rollout", "play_device", "sync_frames"),
     *("address", "players", "message_steps", "player_timeout"),
     *("epsilon_start", "epsilon_final", "epsilon_frames"),
-    *("epsilon_floor", "epsilon_floor_frames"),
+    "epsilon_floor",
 )
 WRAPPERS = ("noop_max", "max_pool", "episodic_life", "fire_reset", "clip_reward", "stack", "resize")
 MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack

@@ -21,6 +21,7 @@ class DeviceStep(NamedTuple):
     terminated: torch.Tensor  # bool: no value follows
     ended: torch.Tensor  # bool: terminated or truncated; the state is already the next game's
     episodes: list[Episode]  # games whose end has become known
+    points: tuple[int, int]  # how many won and lost ones have become known
     seen: list[tuple[np.ndarray, Episode | None]]  # nothing: frames stay on the device
 
 
@@ -73,8 +74,9 @@ class DeviceGames:
         self._actions = torch.from_numpy(np.array(played)).to(device)
         # uint8, (n, stack, height, width)
         self.states = frames[:, :, self._rows].repeat(1, stack, 1, 1)
-        # Of every step since the last report, and of every game: points and steps if it ended.
-        self._ends = torch.zeros((every, 2, n), device=device)
+        # Of every step since the last report, and of every game: points and steps if it ended, and
+        # whether a point was won, or lost.
+        self._ends = torch.zeros((every, 4, n), device=device)
         self._game = torch.zeros((2, n), device=device)  # points and steps so far
         self._step = 0
         self._report: Download | None = None
@@ -93,25 +95,27 @@ class DeviceGames:
         self.states = torch.cat([older, frames], dim=1)
         self._game[0] += rewards
         self._game[1] += 1
-        self._ends[self._step] = self._game * ended
+        self._ends[self._step, :2] = self._game * ended
+        self._ends[self._step, 2:] = torch.stack([rewards > 0, rewards < 0])
         self._game *= ~ended
         self._step += 1
         clipped = rewards.sign().float()
-        return DeviceStep(clipped, terminated, ended, self._ended_lately(), [])
+        return DeviceStep(clipped, terminated, ended, *self._known_now(), [])
 
-    def _ended_lately(self) -> list[Episode]:
-        """The games of the last report, if it is time for the next one."""
+    def _known_now(self) -> tuple[list[Episode], tuple[int, int]]:
+        """Games and points of the last report, if it is time for the next one."""
         if self._step < len(self._ends):
-            return []
-        episodes = []
+            return [], (0, 0)
+        episodes, won_and_lost = [], (0, 0)
         if self._report is not None:
-            points, steps = self._report.read().swapaxes(0, 1)
+            points, steps, won, lost = self._report.read().swapaxes(0, 1)
+            won_and_lost = int(won.sum()), int(lost.sum())
             ended = steps > 0
             ends = zip(points[ended], steps[ended], strict=True)
             episodes = [Episode(float(reward), int(length)) for reward, length in ends]
         self._report = Download(self._ends)
         self._step = 0
-        return episodes
+        return episodes, won_and_lost
 
 
 class DeviceExploration:

@@ -53,6 +53,57 @@ class LinearSchedule:
         return self.start + progress * (self.final - self.start)
 
 
+class Progress:
+    """How well the agent plays: the share of its last points that it won, smoothed; 0 to 1.
+
+    Known much sooner than the smoothed reward: a game has 21 points and more.
+
+    Args:
+        points: how many it is smoothed over, exponentially.
+    """
+
+    def __init__(self, points: int = 1_000) -> None:
+        self.points = points
+        self.share = 0.0
+
+    def add(self, won: int, lost: int) -> None:
+        """Count points."""
+        if won + lost:
+            kept = (1 - 1 / self.points) ** (won + lost)
+            self.share = kept * self.share + (1 - kept) * won / (won + lost)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"share": self.share}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from ``state_dict``."""
+        self.share = state["share"]
+
+
+class ProgressSchedule:
+    """A number that falls to its final value, geometrically, as the share of points won grows.
+
+    A schedule by frames suits one seed and starves another, which learns to score later.
+
+    Args:
+        start: the value up to the first of ``SHARES``.
+        final: the value from the second of ``SHARES`` on.
+        progress: of the agent.
+    """
+
+    SHARES = 0.3, 0.9  # of points won: games end 9:21 and 21:2
+
+    def __init__(self, start: float, final: float, progress: Progress) -> None:
+        self.start, self.final, self.progress = start, final, progress
+
+    def __call__(self, frame: int) -> float:
+        """The value now, whatever the frame."""
+        begin, end = self.SHARES
+        fallen = min(max((self.progress.share - begin) / (end - begin), 0.0), 1.0)
+        return self.start ** (1 - fallen) * self.final**fallen
+
+
 class Maximum:
     """The highest of several schedules."""
 

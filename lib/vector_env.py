@@ -26,6 +26,11 @@ class VectorStep(NamedTuple):
     episodes: list[Episode | None]  # the games that ended
 
     @property
+    def points(self) -> tuple[int, int]:
+        """How many were won and lost."""
+        return int((self.rewards > 0).sum()), int((self.rewards < 0).sum())
+
+    @property
     def seen(self) -> list[tuple[np.ndarray, Episode | None]]:
         """The newest frame of the first game, and the game if it ended with it."""
         return [(self.frames[0], self.episodes[0])]
