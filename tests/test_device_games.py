@@ -39,6 +39,7 @@ def test_states_rewards_ends_and_games_are_those_of_the_cpu():
     there = DeviceGames(Tensors(PongVectorEnv(GAMES, **SETTINGS)), **choice, every=EVERY)
     assert there.n_actions == here.n_actions == 3
     random, games, reported = np.random.default_rng(0), [], []
+    points, known = [], np.zeros(2, int)
     for step in range(STEPS):
         assert np.array_equal(here.states, there.states.numpy())
         actions = random.integers(3, size=GAMES)
@@ -50,8 +51,13 @@ def test_states_rewards_ends_and_games_are_those_of_the_cpu():
             assert str(one.dtype) in str(other.dtype)
         games.append([game for game in mine.episodes if game])
         reported += its.episodes
+        points.append(mine.points)
+        known += its.points
         reports = (step + 1) // EVERY  # each is read at the next one
         assert reported == list(chain(*games[: max(0, reports - 1) * EVERY]))
+        assert known.tolist() == np.sum(points[: max(0, reports - 1) * EVERY], axis=0).tolist() or (
+            reports < 2 and not known.any()
+        )
     assert len(reported) > GAMES
     assert all(isinstance(game, Episode) and game.steps <= 15 for game in reported)
 
