@@ -1,8 +1,8 @@
 """Slow gradients: the baseline, but PyTorch records every forward pass.
 
-Choosing an action and valuing the next states needs no gradients. Here both are computed
-without ``torch.no_grad()``: every operation is recorded, its inputs are kept for a backward
-pass that never comes, and only then the result is detached. A common slip, and it costs.
+To choose an action and to value the next states needs no gradients. Here both happen without
+``torch.no_grad()``, a common mistake. PyTorch records every operation and keeps its inputs for a
+backward pass that never comes. Only then the result is detached.
 
 The chapter measured 157 FPS against 159 of the baseline (-1.5 %), and 115 minutes against 105
 to solve Pong (+10 %).

@@ -1,8 +1,8 @@
 """Baseline: one environment, and one update for every frame it plays.
 
-The plainest DQN there is, and what every other rung is measured against. Each iteration
-plays one frame, stores it, samples 32 transitions from the replay buffer and makes one
-gradient step. Playing waits for the update and the update waits for playing.
+This is a plain DQN, and every other rung is compared with it. Each iteration plays one frame,
+stores it, samples 32 transitions from the replay buffer and makes one gradient step. Playing waits
+for the update, and the update waits for playing.
 
 The chapter measured 159 FPS and 105 minutes to solve Pong (GTX 1080 Ti).
 """

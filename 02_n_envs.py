@@ -1,9 +1,9 @@
 """N environments: play several games in turn, and update once for all of them.
 
-Each iteration plays ``--steps`` frames in each of ``--envs`` environments and makes one
-gradient step with a batch that grows alike. The samples per frame stay the same, but actions
-for all environments come from one forward pass, and a device that is not busy with 32
-samples takes about as long for 96. The games differ, so the samples are less alike, too.
+Each iteration plays ``--steps`` frames in each of ``--envs`` environments. Then it makes one
+gradient step, with a batch that grows in proportion. The samples per frame stay the same. But one
+forward pass gives the actions for all environments, and a device that is not busy with 32 samples
+takes about as long for 96. The games differ, so the samples differ more, too.
 
 The chapter measured 228 FPS against 159 of the baseline (+43 %), and 44 minutes against 105 to
 solve Pong (-58 %). More than three environments gave more FPS, but took longer to solve.

@@ -1,11 +1,11 @@
 """Parallel: one process plays while another one trains.
 
-A player process steps the environment and puts its experience on a bounded queue; this
-process takes what is there and makes one gradient step with a batch of 32 * ``--steps``.
-Neither waits for the other unless the queue is empty or full. The player acts with the live
-weights of the network, which lie in memory that both processes share; with ``--play-device``
-or ``--sync-frames`` it has a copy of its own that it refreshes now and then. An update is
-worth ``--steps`` frames here, so epsilon falls that much more slowly.
+A player process steps the environment and puts its experience on a bounded queue. This process
+takes what is in the queue and makes one gradient step with a batch of 32 * ``--steps``. Neither
+process waits for the other unless the queue is empty or full. The player acts with the live weights
+of the network, in memory that both processes share. With ``--play-device`` or ``--sync-frames`` it
+has its own copy and refreshes it now and then. An update stands for ``--steps`` frames here, so
+epsilon falls ``--steps`` times as slowly.
 
 The chapter measured 402 FPS against 159 of the baseline (+152 %), and 59 minutes against 105
 to solve Pong (-43 %).
@@ -33,13 +33,13 @@ from lib.run import Run, launch
 class Options(PlayerOptions):
     """The settings of this rung."""
 
-    steps: int = option(4, "frames an update is worth: scales batch and queue", 1, 256)
+    steps: int = option(4, "frames per update: scales batch and queue", 1, 256)
 
 
 def play(
     queue: ExperienceQueue, hp: Options, shared_net: DQN, epsilon: LinearSchedule, frames: int
 ) -> None:
-    """What the player process does; ``frames`` were played before, by a run that goes on."""
+    """The player process; ``frames`` were played before, if the run is resumed."""
     env = wrap_deepmind(make_atari(hp.env))
     net = copy.deepcopy(shared_net).to(hp.player_device) if hp.own_copy else shared_net
 

@@ -1,9 +1,9 @@
 """Cheaper wrappers, parallel: preprocess less, in a process of its own.
 
-The player of 03_parallel.py with the wrappers of 04_new_wrappers_n_env.py: no no-ops, no
-maximum over skipped frames, two stacked frames and a quicker resize. The player gets through
-more frames, and the trainer has half as many pixels to gather, copy and convolve. Every choice
-is a flag and can be switched back.
+The player of 03_parallel.py with the wrappers of 04_new_wrappers_n_env.py: no no-ops, no maximum
+over skipped frames, two stacked frames and a quicker resize. The player plays more frames, and the
+trainer gathers, copies and convolves half as many pixels. Every choice is a flag and can be
+switched back.
 
 The chapter measured 409 FPS against 159 of the baseline (+157 %), and 31 minutes against 105 to
 solve Pong (-70 %).
@@ -30,13 +30,13 @@ from lib.run import Run, launch
 class Options(PlayerOptions, WrapperOptions):
     """The settings of this rung."""
 
-    steps: int = option(4, "frames an update is worth: scales batch and queue", 1, 256)
+    steps: int = option(4, "frames per update: scales batch and queue", 1, 256)
 
 
 def play(
     queue: ExperienceQueue, hp: Options, shared_net: DQN, epsilon: LinearSchedule, frames: int
 ) -> None:
-    """What the player process does; ``frames`` were played before, by a run that goes on."""
+    """The player process; ``frames`` were played before, if the run is resumed."""
     env = hp.make_env()
     net = copy.deepcopy(shared_net).to(hp.player_device) if hp.own_copy else shared_net
 

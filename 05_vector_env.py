@@ -1,11 +1,10 @@
-"""Vector environment: all games in C++ threads, and they go on while the network learns.
+"""Vector environment: all games in C++ threads, which play while the network learns.
 
-``ale_py.AtariVectorEnv`` does in native threads what the wrappers do in Python: emulation, frame
-skip, max-pooling, resizing. It holds no interpreter lock, and its step comes in two halves:
-the actions are sent, then the last transitions are learned from, and only then the new
-frames are received. So playing costs time only where it takes longer than the update.
-Actions for all games come from one forward pass; network, loss and preprocessing are those of
-02_n_envs.py.
+``ale_py.AtariVectorEnv`` does in C++ threads what the wrappers do in Python: emulation, frame skip,
+max-pooling, resizing. It holds no interpreter lock. Its step has two halves: the rung sends the
+actions, learns from the last transitions, and only then receives the new frames. So playing costs
+time only if it takes longer than the update. One forward pass gives the actions for all games.
+Network, loss and preprocessing are those of 02_n_envs.py.
 
 The book ends before this rung.
 """
@@ -33,7 +32,7 @@ class Options(Hyperparams):
     """The settings of this rung."""
 
     envs: int = option(8, "environments, stepped together", 1, 256)
-    stack: int = option(4, "frames stacked", 1, 16)
+    stack: int = option(4, "stacked frames per state", 1, 16)
 
 
 def train(hp: Options, run: Run) -> State:

@@ -1,10 +1,10 @@
 """Compiled update: sampling, both forward passes, the backward pass and Adam as one function.
 
-The replay buffer lives on the training device, so nothing that an update reads or draws comes
-from outside: it is one closed function. The compiler fuses what lies between the convolutions
-and matrix products into a few loops, and on the GPU the whole update is one CUDA graph, which
-the CPU launches with a single call and does not wait for. Gradients are computed in bfloat16
-where the processor has units for it, Adam keeps the weights in float32.
+The replay buffer is on the training device. So an update reads nothing from outside: it is one
+closed function. The compiler fuses everything between the convolutions and matrix products into a
+few loops. On the GPU the whole update is one CUDA graph: the CPU launches it with a single call and
+does not wait. Gradients are bfloat16 where the processor has units for it. Adam keeps the weights
+in float32.
 
 The book ends before this rung.
 """
@@ -35,7 +35,7 @@ class Options(PrecisionOptions, Hyperparams):
     """The settings of this rung."""
 
     envs: int = option(8, "environments, stepped together", 1, 256)
-    stack: int = option(4, "frames stacked", 1, 16)
+    stack: int = option(4, "stacked frames per state", 1, 16)
 
 
 def train(hp: Options, run: Run) -> State:

@@ -1,14 +1,14 @@
-"""Speedrun: whatever makes Q-learning from pixels solve Pong sooner.
+"""Speedrun: everything that makes Q-learning from pixels solve Pong sooner.
 
-Parallel Q-learning without replay buffer and target network (Gallici et al., arXiv:2407.04811):
-the network learns from the last rollout of 32 games, while C++ threads play the next one. What
-it learns are Q(lambda) returns, computed once per rollout from the values that choosing the
-actions has given anyway, so an update is one forward and one backward pass, compiled, and in
-bfloat16 but for the last layer. Each frame is learned from twice, in many small updates; the
-learning rate falls, and so does epsilon, the last part of it slowly. The network has a third of the
-size, a normalised hidden layer and dueling heads. It sees two stacked frames, of which only the
-part between the walls, and of Pong's six actions it plays the three that differ. On a CPU half
-of the cores learn and half of them play.
+Parallel Q-learning without replay buffer and target network (Gallici et al., arXiv:2407.04811): the
+network learns from the last rollout of 32 games, while C++ threads play the next one. Its targets
+are Q(lambda) returns. They are computed once per rollout, from values that the choice of actions
+gives anyway. So an update is one forward and one backward pass. It is compiled, and in bfloat16
+except for the last layer. Each frame is learned from twice, in many small updates. The learning
+rate falls. Epsilon falls, too, and its last part slowly. The network has a third of the size, a
+normalised hidden layer and dueling heads. It sees two stacked frames, only the part between the
+walls. It plays the three of Pong's six actions that differ. On a CPU, half of the cores learn and
+half play.
 
 The book ends before this rung. What each idea bought: results/README.md.
 """
@@ -25,7 +25,7 @@ from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, W
 from lib.dqn_model import NormalizedDQN
 from lib.evaluation import evaluate
 from lib.events import announce
-from lib.experience import Exploration, LinearSchedule, Maximum
+from lib.experience import Exploration, LinearSchedule, Maximum, Progress, ProgressSchedule
 from lib.handlers import attach_handlers
 from lib.loss import squared_error
 from lib.rollout import Rollout, Targets
@@ -38,21 +38,19 @@ from lib.vector_env import StackedVectorEnv, ale_games
 class Options(PongOptions, PrecisionOptions):
     """The settings of this rung."""
 
-    learning_rate: float = option(5e-4, "of Adam, in the first frame", 1e-12, 1)
-    learning_rate_final: float = option(1e-4, "of Adam, in the end", 1e-12, 1)
-    learning_rate_frames: int = option(800_000, "frames in which it falls", 1, 10**12)
-    adam_epsilon: float = option(1e-5, "of Adam: damps steps where gradients are small", 0, 1)
+    learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
+    learning_rate_final: float = option(1e-4, "learning rate of Adam at the end", 1e-12, 1)
+    adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 0, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
-    epochs: int = option(2, "how often a frame is learned from, on average", 1, 64)
+    epochs: int = option(2, "how often each frame is learned from, on average", 1, 64)
     envs: int = option(32, "environments, stepped together", 1, 1_024)
-    rollout: int = option(32, "frames of each environment in a rollout", 1, 1_024)
-    trace: float = option(0.95, "lambda of the returns: the part of what came in them", 0, 1)
-    stack: int = option(2, "frames stacked", 1, 16)
-    epsilon_final: float = option(0.01, "share of random actions in the end", 0, 1)
-    epsilon_frames: int = option(150_000, "frames in which epsilon falls", 1, 10**12)
-    epsilon_floor: float = option(0.06, "epsilon stays above this, which falls, too", 0, 1)
-    epsilon_floor_frames: int = option(700_000, "frames in which that falls", 1, 10**12)
+    rollout: int = option(64, "frames of each environment in a rollout", 1, 1_024)
+    trace: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
+    stack: int = option(2, "stacked frames per state", 1, 16)
+    epsilon_final: float = option(0.01, "probability of a random action at the end", 0, 1)
+    epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, 10**12)
+    epsilon_floor: float = option(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
 
 
 def train(hp: Options, run: Run) -> State:
@@ -64,10 +62,11 @@ def train(hp: Options, run: Run) -> State:
     network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
     net = MixedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
     rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
-    rate = LinearSchedule(hp.learning_rate, hp.learning_rate_final, hp.learning_rate_frames)
+    progress = Progress()
+    rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
     epsilon = Maximum(
         LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
-        LinearSchedule(hp.epsilon_floor, hp.epsilon_final, hp.epsilon_floor_frames),
+        ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),
     )
     explore = Exploration(envs.n_actions, epsilon, hp.seed)
 
@@ -90,21 +89,23 @@ def train(hp: Options, run: Run) -> State:
             values, greedy = best(states)
             actions = explore(greedy, engine.state.frames)
             envs.send(actions)
-            rollout.state_values(states, values)  # and look back, while the games go on
+            rollout.state_values(states, values)  # and compute returns, while the games are played
             net.learning_rate.fill_(rate(engine.state.frames))
             if rollout.complete:
                 updates_due += hp.epochs * hp.envs / hp.batch_size
-            while updates_due >= 1:  # while the games go on
+            while updates_due >= 1:  # while the games are played
                 updates_due -= 1
                 yield
             step = envs.recv()
             rollout.outcome(actions, step.rewards, step.ended)
+            progress.add(*step.points)
             announce(engine, hp.envs, step.episodes, [(step.frames[0], step.episodes[0])])
 
     best = CapturedForward(lambda s: q_function(s).max(1), envs.states.shape, run.device)
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())
-    attach_handlers(engine, run, epsilon, {"net": net, "buffer": rollout, "explore": explore})
+    learned = {"net": net, "buffer": rollout, "explore": explore, "progress": progress}
+    attach_handlers(engine, run, epsilon, learned)
     state = engine.run(learn.ready_for(play()))
     if state.solved:
         evaluate(q_function, run)

@@ -1,10 +1,11 @@
-"""Recompiled Pong: the speedrun on a console of its own.
+"""Recompiled Pong: the speedrun on our own console.
 
-The settings and the learning of 07_speedrun.py. The games run in ``emulator``: Pong's machine code,
-translated into Python functions that are compiled, and the same games as ALE's, pixel for pixel.
-A step of a game takes a tenth of the time, so playing is nearly free, and all cores learn.
+Settings and learning are those of 07_speedrun.py. The games run in ``emulator``: Pong's machine
+code, translated into Python functions that are then compiled. The games are the same as ALE's,
+pixel for pixel. A step of a game takes a tenth of the time. So playing is nearly free, and all
+cores learn.
 
-On a GPU the same functions play there, and the CPU sees nothing of an iteration but its launch.
+On a GPU the same functions play there, and the CPU only launches each iteration.
 
 The book ends before this rung.
 """
@@ -23,7 +24,7 @@ from lib.device_games import DeviceExploration, DeviceGames
 from lib.dqn_model import NormalizedDQN
 from lib.evaluation import evaluate
 from lib.events import announce
-from lib.experience import Exploration, LinearSchedule, Maximum
+from lib.experience import Exploration, LinearSchedule, Maximum, Progress, ProgressSchedule
 from lib.handlers import attach_handlers
 from lib.loss import squared_error
 from lib.rollout import Rollout, Targets
@@ -36,21 +37,19 @@ from lib.vector_env import StackedVectorEnv
 class Options(PongOptions, PrecisionOptions):
     """The settings of this rung."""
 
-    learning_rate: float = option(5e-4, "of Adam, in the first frame", 1e-12, 1)
-    learning_rate_final: float = option(1e-4, "of Adam, in the end", 1e-12, 1)
-    learning_rate_frames: int = option(800_000, "frames in which it falls", 1, 10**12)
-    adam_epsilon: float = option(1e-5, "of Adam: damps steps where gradients are small", 0, 1)
+    learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
+    learning_rate_final: float = option(1e-4, "learning rate of Adam at the end", 1e-12, 1)
+    adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 0, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
-    epochs: int = option(2, "how often a frame is learned from, on average", 1, 64)
+    epochs: int = option(2, "how often each frame is learned from, on average", 1, 64)
     envs: int = option(32, "environments, stepped together", 1, 1_024)
-    rollout: int = option(32, "frames of each environment in a rollout", 1, 1_024)
-    trace: float = option(0.95, "lambda of the returns: the part of what came in them", 0, 1)
-    stack: int = option(2, "frames stacked", 1, 16)
-    epsilon_final: float = option(0.01, "share of random actions in the end", 0, 1)
-    epsilon_frames: int = option(150_000, "frames in which epsilon falls", 1, 10**12)
-    epsilon_floor: float = option(0.06, "epsilon stays above this, which falls, too", 0, 1)
-    epsilon_floor_frames: int = option(700_000, "frames in which that falls", 1, 10**12)
+    rollout: int = option(64, "frames of each environment in a rollout", 1, 1_024)
+    trace: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
+    stack: int = option(2, "stacked frames per state", 1, 16)
+    epsilon_final: float = option(0.01, "probability of a random action at the end", 0, 1)
+    epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, 10**12)
+    epsilon_floor: float = option(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
 
     def problem(self) -> str | None:
         """As ``PongOptions.problem``: the console has one cartridge."""
@@ -61,7 +60,7 @@ class Options(PongOptions, PrecisionOptions):
 
 def train(hp: Options, run: Run) -> State:
     rows, actions = hp.recipe.rows, hp.recipe.actions
-    on_gpu = is_asynchronous(run.device)  # then that is where the games are played
+    on_gpu = is_asynchronous(run.device)  # then the games run there, too
     device = run.device if on_gpu else "cpu"
     games = emulator.PongVectorEnv(hp.envs, device=device, stack=1, reward_clipping=False)
     envs = (DeviceGames if on_gpu else StackedVectorEnv)(games, hp.stack, hp.seed, rows, actions)
@@ -69,10 +68,11 @@ def train(hp: Options, run: Run) -> State:
     network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
     net = MixedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
     rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
-    rate = LinearSchedule(hp.learning_rate, hp.learning_rate_final, hp.learning_rate_frames)
+    progress = Progress()
+    rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
     epsilon = Maximum(
         LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
-        LinearSchedule(hp.epsilon_floor, hp.epsilon_final, hp.epsilon_floor_frames),
+        ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),
     )
     explore = Exploration(envs.n_actions, epsilon, hp.seed)
     if on_gpu:
@@ -97,21 +97,23 @@ def train(hp: Options, run: Run) -> State:
             values, greedy = best(states)
             actions = explore(greedy, engine.state.frames)
             envs.send(actions)
-            rollout.state_values(states, values)  # and look back, while the games go on
+            rollout.state_values(states, values)  # and compute returns, while the games are played
             net.learning_rate.fill_(rate(engine.state.frames))
             if rollout.complete:
                 updates_due += hp.epochs * hp.envs / hp.batch_size
-            while updates_due >= 1:  # while the games go on
+            while updates_due >= 1:  # while the games are played
                 updates_due -= 1
                 yield
             step = envs.recv()
             rollout.outcome(actions, step.rewards, step.ended)
+            progress.add(*step.points)
             announce(engine, hp.envs, step.episodes, step.seen)
 
     best = CapturedForward(lambda s: q_function(s).max(1), envs.states.shape, run.device)
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())
-    attach_handlers(engine, run, epsilon, {"net": net, "buffer": rollout, "explore": explore})
+    learned = {"net": net, "buffer": rollout, "explore": explore, "progress": progress}
+    attach_handlers(engine, run, epsilon, learned)
     state = engine.run(learn.ready_for(play()))
     if state.solved:
         evaluate(q_function, run)

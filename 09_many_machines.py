@@ -1,10 +1,10 @@
-"""Players on many machines: Ray runs them, and whoever outgrows one machine joins more.
+"""Players on many machines: Ray runs them, on one machine or on a cluster.
 
-The player of 04_new_wrappers_parallel.py becomes an actor of Ray. There may be many, each with
-several games: it is handed weights, plays some steps, and answers with one compressed message of
-n-step transitions, each frame once. Every game explores by a share of its own. More players play
-more frames, but what a frame is worth stays the same: so many updates. A player or a machine that
-dies is done without until Ray has replaced it. Weights are fetched once per machine.
+The player of 04_new_wrappers_parallel.py becomes a Ray actor. There can be many players, each with
+several games. A player gets weights, plays some steps, and answers with one compressed message of
+n-step transitions, which holds each frame once. Every game has its own epsilon. More players play
+more frames, but the number of updates per frame stays the same. If a player or a machine dies, the
+others continue until Ray has replaced it. Each machine fetches the weights once.
 
 The book ends before this rung. The idea is that of Ape-X (Horgan et al., arXiv:1803.00933),
 without its priorities.
@@ -35,17 +35,17 @@ from lib.vector_env import StackedVectorEnv, ale_games
 class Options(Hyperparams):
     """The settings of this rung."""
 
-    address: str = option("", "host:port of the Ray cluster to join; none: start Ray here")
-    players: int = option(1, "actors that play", 1, 10_000)
-    envs: int = option(8, "games of each player, stepped together", 1, 256)
-    message_steps: int = option(32, "steps of each game per message", 10, 1_000)
-    max_pool: bool = option(False, "frame skip with the maximum of the last two frames")
-    stack: int = option(2, "frames stacked", 1, 16)
-    n_steps: int = option(3, "rewards of a transition", 1, 8)
+    address: str = option("", "host:port of the Ray cluster to join (default: start Ray here)")
+    players: int = option(1, "number of players (Ray actors)", 1, 10_000)
+    envs: int = option(8, "environments of each player, stepped together", 1, 256)
+    message_steps: int = option(32, "steps of each game per message to the learner", 10, 1_000)
+    max_pool: bool = option(False, "frame skip takes the maximum of the last two frames")
+    stack: int = option(2, "stacked frames per state", 1, 16)
+    n_steps: int = option(3, "n of the n-step transitions", 1, 8)
     batch_size: int = option(128, "transitions per update", 1, 65_536)
     frames_per_update: int = option(8, "new frames per update, whoever played them", 1, 10**6)
     sync_updates: int = option(50, "updates between broadcasts of the weights", 1, 10**9)
-    player_timeout: float = option(60.0, "seconds without any frame to give up after", 1, 10**6)
+    player_timeout: float = option(60.0, "fail after so many seconds without a frame", 1, 10**6)
 
     def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
         """Some games, in one thread."""
@@ -54,7 +54,7 @@ class Options(Hyperparams):
 
 
 class Player:
-    """An actor: some games, and a copy of the network."""
+    """A Ray actor with some games and a copy of the network."""
 
     def __init__(self, number: int, hp: Options, frames: int) -> None:
         seed = player_seed(hp.seed + frames, number)

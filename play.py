@@ -1,12 +1,12 @@
-"""Watch a trained agent: it plays whole games, and the score of each is printed.
+"""Watch a trained agent: it plays whole games, and prints each score.
 
     python play.py runs/07_speedrun-pong-seed0-2026-11-21T10-00-00
     python play.py RUN_DIR --episodes 1 --video pong.mp4
     python play.py RUN_DIR --render
 
-RUN_DIR is the folder of a run, whose solved checkpoint is taken, or else the best one, or else
-the latest; or it is a checkpoint. The environment is the one that solved runs are evaluated
-on: DeepMind's, with no-op starts.
+RUN_DIR is a checkpoint, or the folder of a run. From a folder, play.py takes the solved checkpoint,
+else the best one, else the latest. The environment is the one of the evaluation: DeepMind's, with
+no-op starts.
 """
 
 import argparse
@@ -25,21 +25,21 @@ from lib.arguments import OneLineParser
 from lib.checkpoints import KINDS, SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
 from lib.evaluation import SEED, describe, load_agent, make_env, play_games
 
-FPS = 15  # of a video: a frame per agent step is what one sees at the console's own speed
+FPS = 15  # of a video: one frame per agent step is the console's own speed
 VIDEOS = (".mp4", ".gif")
 
 
 def parse() -> argparse.Namespace:
-    """Read the command line; what is wrong with it ends the program with exit code 2."""
+    """Read the command line; a bad value ends the program with one line and exit code 2."""
     parser = OneLineParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="or a checkpoint")
-    parser.add_argument("--episodes", type=int, default=10, help="games (default: 10)")
-    parser.add_argument("--epsilon", type=float, default=0.01, help="share of random actions")
-    parser.add_argument("--seed", type=int, default=SEED, help="of the first game")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run folder or checkpoint")
+    parser.add_argument("--episodes", type=int, default=10, help="games to play (default: 10)")
+    parser.add_argument("--epsilon", type=float, default=0.01, help="of the agent (default: 0.01)")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of the first game")
     parser.add_argument("--video", type=Path, metavar="FILE", help="record them, as .mp4 or .gif")
-    parser.add_argument("--render", action="store_true", help="show them in a window")
+    parser.add_argument("--render", action="store_true", help="show the games in a window")
     args = parser.parse_args()
     if args.episodes < 1:
         parser.error(f"--episodes: {args.episodes} is less than 1")
@@ -50,7 +50,7 @@ def parse() -> argparse.Namespace:
     if args.video and not args.video.absolute().parent.is_dir():
         parser.error(f"--video: {args.video.parent} is not a folder")
     if args.video and args.render:
-        parser.error("--render: what is recorded is not shown at the same time")
+        parser.error("--render: --video cannot show the games at the same time")
     if args.render and sys.platform == "linux":
         if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             parser.error("--render: there is no display")
@@ -64,7 +64,7 @@ def parse() -> argparse.Namespace:
 
 
 class RecordGif(gym.Wrapper):
-    """Writes everything that is played into a GIF when the environment is closed."""
+    """Writes all games into a GIF when the environment is closed."""
 
     def __init__(self, env: gym.Env, file: Path) -> None:
         super().__init__(env)
@@ -85,7 +85,7 @@ class RecordGif(gym.Wrapper):
 
 
 def record(env: gym.Env, file: Path, folder: str) -> gym.Env:
-    """The environment, filmed into the file; an MP4 is made in the folder first."""
+    """The environment with a recorder; an MP4 is first written to the folder."""
     if file.suffix == ".gif":
         return RecordGif(env, file)
     return RecordVideo(

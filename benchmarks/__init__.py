@@ -2,8 +2,8 @@
 
 
 class UserError(Exception):
-    """What was asked for cannot be done; the message says why in one line. Exit code 2."""
+    """The command cannot be done; the message says why in one line. Exit code 2."""
 
 
 class Failed(Exception):  # noqa: N818, it is how a command ends
-    """Something that was run did not finish; the message says why in one line. Exit code 1."""
+    """A program that was started did not finish; the message says why in one line. Exit code 1."""

@@ -5,7 +5,7 @@ From a clean clone to your own table and figures:
     python -m benchmarks ladder --run-dir runs/mine
     python -m benchmarks table runs/mine
 
-Everything that is measured is a TensorBoard run: `tensorboard --logdir runs/mine` shows it.
+Every measurement is a TensorBoard run: `tensorboard --logdir runs/mine` shows it.
 """
 
 import argparse
@@ -20,17 +20,17 @@ from benchmarks import Failed, UserError
 COMMANDS = {
     "ladder": "run the rungs, one after another, for their FPS or until they solve Pong",
     "table": "write the table and the figures of runs, from their TensorBoard events",
-    "compare": "put runs side by side, any rungs from any folders: one table, one figure",
-    "sweep": "run one experiment that changes a single setting, with its table and figure",
+    "compare": "put any runs from any folders side by side: one table, one figure",
+    "sweep": "change a single setting, with a table and a figure",
     "techniques": "measure each optimisation by itself on the same network and data",
-    "breakdown": "show where one iteration of a rung goes, and what bounds it",
+    "breakdown": "show where the time of an iteration goes, and what limits the rung",
     "cluster": "measure players on Ray, and what one learner takes in from many",
-    "gpu": "spend an hour on a rented GPU: tests, FPS, records, in order of worth",
+    "gpu": "use an hour on a rented GPU: tests, FPS, records, the most useful first",
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
-    "console": "time the console of emulator beside ALE's and EnvPool's vector environments",
-    "console-campaign": "hold the console of emulator against ALE, a million frames",
+    "console": "measure the console of emulator beside ALE's and EnvPool's vector environments",
+    "console-campaign": "compare a million frames of the console of emulator with ALE's",
     "interpreter": "time a frame of Pong interpreted and translated",
-    "screenshot": "take pictures of TensorBoard as it shows runs",
+    "screenshot": "take pictures of TensorBoard with your runs",
 }
 
 
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """What is ours, and what follows ``--``, which is for the rungs."""
+    """Split the arguments into ours, and those after ``--``, which are for the rungs."""
     if "--" not in argv:
         return argv, []
     position = argv.index("--")

@@ -25,7 +25,7 @@ def seconds(text: str) -> float:
 
 
 def seeds(text: str) -> list[int]:
-    """A seed, or some in a row as 0-9, for argparse."""
+    """A seed, or a range such as 0-9, for argparse."""
     first, dash, last = text.partition("-")
     ends = (first, last) if dash else (first, first)
     if not all(end.isdecimal() for end in ends) or int(ends[0]) > int(ends[1]):
@@ -57,11 +57,10 @@ def add_out(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def add_epsilon(parser: argparse.ArgumentParser) -> None:
-    """Add the flag for the share of random actions."""
+    """Add the flag for epsilon."""
     parser.add_argument(
         "--epsilon",
         type=float,
         default=0.02,
-        help="share of random actions; a run spends most of its time at the default "
-        "(default: %(default)s)",
+        help="probability of a random action; most of a run has the default (default: %(default)s)",
     )

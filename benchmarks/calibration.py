@@ -1,7 +1,7 @@
 """How fast the machine is at a fixed piece of work, measured just before and after a run.
 
-A shared machine can be three times as fast at one hour as at another, so minutes alone say
-little. Beside the events of a run lies ``calibration.json``, which ``table`` reads:
+A shared machine can be three times as fast in one hour as in another, so minutes alone say little.
+``calibration.json`` is beside the events of a run, and ``table`` reads it:
 
     {"commit": "1a2b3c4", "before": {"updates": 80.1, ...}, "after": {...}}
 """
@@ -24,7 +24,7 @@ EMULATED_AT_A_TIME = 500  # frames between two looks at the clock
 
 @dataclass(frozen=True)
 class Speed:
-    """What the machine does per second of three fixed pieces of work."""
+    """How much of three fixed pieces of work the machine does per second."""
 
     updates: float  # of the Nature DQN, batches of 32, float32, with the threads of a rung
     updates_one_core: float  # the same with one thread
@@ -34,7 +34,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The machine around a run."""
+    """The speed of the machine before and after a run."""
 
     before: Speed
     after: Speed | None = None  # None: the run, or what ran it, was killed
@@ -54,7 +54,7 @@ class Calibration:
 
 
 def measure_speed(seconds: float = SECONDS) -> Speed:
-    """Measure in a fresh process, so that nothing of this one is in the way.
+    """Measure in a fresh process, so that this one does not disturb.
 
     Args:
         seconds: of each of the three measurements; starting the process comes on top.
@@ -102,7 +102,7 @@ class Emulator:
 
 
 def write(folder: Path, calibration: Calibration) -> None:
-    """Keep a calibration with the run in the folder; a file that is there is replaced whole."""
+    """Write the calibration of a run into its folder; it replaces an older file as a whole."""
     path = folder / FILE
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asdict(calibration), indent=2) + "\n", encoding="utf-8")
@@ -113,7 +113,7 @@ def read(folder: Path) -> Calibration | None:
     """The calibration of the run in the folder; None if it has none.
 
     Raises:
-        UserError: there is one, and it cannot be read.
+        UserError: if there is one that cannot be read.
     """
     path = folder / FILE
     if not path.exists():
@@ -123,7 +123,7 @@ def read(folder: Path) -> Calibration | None:
         after = Speed(**told["after"]) if told["after"] else None
         return Calibration(Speed(**told["before"]), after, told["commit"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no calibration: {error!r}") from None
+        raise UserError(f"{path} is not a calibration: {error!r}") from None
 
 
 def commit(folder: Path) -> str:

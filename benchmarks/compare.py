@@ -1,10 +1,10 @@
-"""Put runs side by side, any rungs from any folders: one table, one figure.
+"""Put any runs from any folders side by side: one table, one figure.
 
-Each RUN is the folder of a run, or one with runs somewhere below. The table has a line for every
-run, and one for the median where a setting was run with several seeds. Its last columns are the
-learning curve in figures: the mean reward of the games that ended between so many frames, and
-how long these games were. Where agents learn at all but some get stuck in long rallies, this shows
-it within 400,000 frames. Files: compare.md, compare.csv, compare.png.
+Each RUN is the folder of a run, or a folder with runs somewhere below. The table has a line for
+every run. If a setting was run with several seeds, there is also a line for the median. The last
+columns show the learning curve: the mean reward of the games that ended between so many frames, and
+the length of these games. If some agents get stuck in long rallies, this shows within 400,000
+frames. Files: compare.md, compare.csv, compare.png.
 
     python -m benchmarks compare runs/ladder/*-seed0-* results/epyc-zen5-2core/speedrun/runs
     python -m benchmarks compare runs/take-off --every 50000
@@ -36,7 +36,7 @@ NOTES = [
 
 
 class Column(NamedTuple):
-    """The games that ended in a part of a run."""
+    """The games that ended in one part of a run."""
 
     reward: float  # mean
     steps: float  # mean
@@ -136,7 +136,7 @@ def learning_curve(record: Record, edges: range) -> list[Column | None]:
 
 
 def held(curve: Sequence[Column | None], solved: bool) -> list[Column | None]:
-    """The curve, and if the run solved Pong, its last column up to the end."""
+    """The curve; if the run solved Pong, its last column fills the rest."""
     last = max((i for i, column in enumerate(curve) if column), default=0)
     return [curve[last] if solved and i > last else column for i, column in enumerate(curve)]
 

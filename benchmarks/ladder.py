@@ -1,19 +1,19 @@
 """Run the rungs of the ladder, one after another, for their FPS or until they solve Pong.
 
-Every seed runs through all rungs before the next one does, so a machine that gets slower or
-faster meanwhile does not favour a rung. What is complete in --run-dir is not run again: start
-the same command once more after an interruption. Flags after -- go to every rung.
+Every seed runs through all rungs before the next seed does. So a machine that gets slower or faster
+favours no rung. Complete runs in --run-dir are not repeated: after an interruption, start the same
+command again. Flags after -- go to every rung.
 
     python -m benchmarks ladder --frames 10000 --seeds 0-2    compare FPS
-    python -m benchmarks ladder --solve --cuda                the whole way
+    python -m benchmarks ladder --solve --cuda                run to 17
     python -m benchmarks ladder --rungs 01 03 -- --amp        some rungs, another setting
 
-What is published comes from held-out seeds; a short run of 01 with every seed says what the
-machine was worth in that hour:
+Published runs have held-out seeds. A short run of 01 beside every seed tells how fast the machine
+was in that hour:
 
     python -m benchmarks ladder --rungs 07 --solve --held-out --beside-01
 
-To choose a setting, many short runs to the take-off say more than a few long ones:
+To choose a setting, many short runs say more than a few long ones:
 
     python -m benchmarks ladder --rungs 07 --solve --max-frames 400000 --seeds 0-9
     python -m benchmarks ladder --rungs 07 --solve --max-frames 400000 --seeds 0-9 -- --gamma 0.99
@@ -45,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rungs",
         nargs="+",
         metavar="NN",
-        help="which: beginnings of their names, as 01 or 04_new_wrappers_p (default: all)",
+        help="rungs by the beginning of their names, as 01 or 04_new_wrappers_p (default: all)",
     )
     parser.add_argument(
         "--beside-01",
         action="store_true",
-        help=f"with every seed, first run 01 for its FPS ({BESIDE_FRAMES} frames, without the "
-        "flags after --): table holds the other FPS of that hour against it, and scales minutes",
+        help=f"with every seed, first run 01 for its FPS ({BESIDE_FRAMES} frames, without "
+        "flags after --); table compares other FPS of that hour with it, and scales minutes by it",
     )
     add_run_arguments(parser, run_dir="runs/ladder")
 
@@ -71,13 +71,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def flags_beside(args: argparse.Namespace) -> list[str]:
-    """The flags of a run of 01 that is there for its FPS alone."""
+    """The flags of a run of 01 that only measures FPS."""
     length = {"solve": False, "max_frames": None, "frames": BESIDE_FRAMES, "replay_initial": None}
     return common_flags(argparse.Namespace(**vars(args) | length))
 
 
 def choose(beginnings: list[str] | None) -> list[Path]:
-    """The rungs whose names begin so, in the order of the ladder."""
+    """The rungs whose names begin with these texts, in the order of the ladder."""
     rungs = find_rungs()
     for beginning in beginnings or []:
         if not any(name.startswith(beginning) for name in rungs):

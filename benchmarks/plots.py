@@ -32,7 +32,7 @@ class Bar(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """One run: y over x; ``holds`` if y may be taken to stay as it ended (it was solved)."""
+    """One run: y over x; ``holds`` if y keeps its last value (the run was solved)."""
 
     x: np.ndarray
     y: np.ndarray
@@ -40,7 +40,7 @@ class Curve(NamedTuple):
 
 
 class Band(NamedTuple):
-    """The repeated runs of one thing, drawn as their median in a band from min to max."""
+    """Repeated runs of one setting, drawn as their median in a band from min to max."""
 
     label: str
     curves: Sequence[Curve]
@@ -49,7 +49,7 @@ class Band(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Repeated runs of one thing: when each of them that got there got there."""
+    """Repeated runs of one setting, and when each one reached the goal, if it did."""
 
     label: str
     values: Sequence[float]
@@ -189,7 +189,7 @@ def panels_figure(
 def share_figure(
     path: Path, title: str, panels: Mapping[str, Sequence[Share]], machine: str
 ) -> None:
-    """The share of runs that got there by x, as steps; a panel for each label of an x axis."""
+    """The share of runs that reached the goal by x; a panel for each label of an x axis."""
     figure, columns = _panels(title, machine, list(panels))
     for axes, shares in zip(columns, panels.values(), strict=True):
         end = max((max(share.values) for share in shares if share.values), default=1.0) * 1.1
@@ -238,7 +238,7 @@ def scaling_figure(
 def common_grid(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Bring runs to common x values: x, and the lowest, median and highest y there.
 
-    The grid begins where every run has begun. A run that holds goes on as it ended; the grid
+    The grid begins where every run has begun. A run that holds keeps its last value; the grid
     ends with the first run that does not hold, or with the last run if all hold, so that the
     median is over the same runs everywhere. Runs that would leave no grid, because they ended
     before another one had begun, are left out.

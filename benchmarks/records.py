@@ -1,4 +1,4 @@
-"""Runs as their TensorBoard events tell of them, finished or not."""
+"""Runs as read from their TensorBoard events, finished or not."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,9 +63,9 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def read_record(folder: Path) -> Record | None:
-    """The run whose events lie in the folder; None if they do not say what was run.
+    """The run with its events in this folder; None if they do not say what was run.
 
-    A file that ends in the middle of an event is read up to there.
+    A file that ends in the middle of an event is read up to that event.
     """
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     told = _hparams(events)

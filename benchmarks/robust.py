@@ -1,8 +1,8 @@
-"""What a few runs say of all runs: the interquartile mean, and a bootstrap interval of it.
+"""Statistics of few runs: the interquartile mean, and its bootstrap interval.
 
 Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
-arXiv:2108.13264. A median of few runs jumps from one to the next, a mean follows a single
-unlucky one; the mean of the middle half does neither.
+arXiv:2108.13264. A median of few runs jumps from one run to the next. A mean follows a
+single unlucky run. The mean of the middle half does neither.
 """
 
 from collections.abc import Callable, Sequence

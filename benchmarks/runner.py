@@ -1,4 +1,4 @@
-"""Running rungs as programs, one after another, and not those again that are complete."""
+"""Run rungs as programs, one after another; complete runs are not repeated."""
 
 import argparse
 import contextlib
@@ -48,19 +48,19 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
         default=FRAMES,
         metavar="N",
         help="compare FPS: stop each run after N frames, filling of the replay buffer included. "
-        "Such a run plays with the final epsilon from the start (--epsilon-frames 1), since "
+        "Such a run has the final epsilon from the start (--epsilon-frames 1), because "
         "a random action costs no forward pass (default: %(default)s)",
     )
     length.add_argument(
         "--solve",
         action="store_true",
-        help="go the whole way instead, until Pong is solved or --max-frames are played",
+        help="run until Pong is solved, or until --max-frames",
     )
     parser.add_argument(
         "--max-frames",
         type=positive,
         metavar="N",
-        help="with --solve: frames after which a run is given up, and counts as not solved "
+        help="with --solve: stop a run after N frames; it then counts as not solved "
         f"(default: {SOLVE_FRAMES})",
     )
     parser.add_argument(
@@ -77,22 +77,22 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
         nargs="+",
         default=[[0, 1, 2]],
         metavar="SEED",
-        help="a run of each with every one of these, as 0 1 2 or 0-9; settings are chosen with "
+        help="seeds to run, as 0 1 2 or 0-9; settings are chosen with "
         f"seeds below {TUNING_SEEDS.stop} (default: 0 1 2)",
     )
     which.add_argument(
         "--held-out",
         action="store_true",
-        help=f"seeds {HELD_OUT_SEEDS[0]} to {HELD_OUT_SEEDS[-1]}, which no setting was chosen "
-        "with: run once, when the settings are frozen, and published whatever comes out",
+        help=f"run the held-out seeds {HELD_OUT_SEEDS[0]} to {HELD_OUT_SEEDS[-1]}: once, after the "
+        "settings are frozen, and published whatever the result",
     )
     parser.add_argument(
         "--calibration",
         type=seconds,
         default=calibration.SECONDS,
         metavar="SECONDS",
-        help="before and after every run, measure for three times so long what the machine does "
-        "per second of a fixed piece of work; 0: do not (default: %(default)s)",
+        help="before and after every run, measure how fast the machine does three fixed pieces of "
+        "work, for this long each; 0: do not (default: %(default)s)",
     )
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
     parser.add_argument(
@@ -100,14 +100,14 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
         type=Path,
         default=Path(run_dir),
         metavar="FOLDER",
-        help="where the runs are written; what is complete there is not run again "
+        help="where the runs are written; complete runs in it are not repeated "
         "(default: %(default)s)",
     )
     parser.set_defaults(rung_flags=[])  # those after --
 
 
 def common_flags(args: argparse.Namespace) -> list[str]:
-    """What every run of the suite is started with, besides its seed and the flags after --."""
+    """The flags of every run of the suite, besides its seed and the flags after --."""
     initial = args.replay_initial
     flags = ["--run-dir", str(args.run_dir.resolve())]
     if args.solve:
@@ -130,7 +130,7 @@ def common_flags(args: argparse.Namespace) -> list[str]:
 
 
 def chosen_seeds(args: argparse.Namespace) -> list[int]:
-    """The seeds that were asked for, each once, in that order."""
+    """The requested seeds, each once, in order."""
     if args.held_out:
         return list(HELD_OUT_SEEDS)
     return list(dict.fromkeys(seed for some in args.seeds for seed in some))
@@ -138,7 +138,7 @@ def chosen_seeds(args: argparse.Namespace) -> list[int]:
 
 @dataclass(frozen=True)
 class Job:
-    """One run that is to be there."""
+    """One run that is wanted."""
 
     script: Path
     seed: int
@@ -162,11 +162,11 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        """What is executed."""
+        """The command line of the run."""
         return [sys.executable, str(self.script), *self.flags, "--seed", str(self.seed)]
 
     def done_by(self, record: Record) -> bool:
-        """Whether the run is just what this job would do, and complete."""
+        """Whether this run is complete, and the same as this job would make."""
         return (
             record.finished
             and (record.script, record.seed) == (self.script.stem, self.seed)
@@ -176,10 +176,10 @@ class Job:
 
 
 def run_suite(jobs: Sequence[Job], run_dir: Path, calibration_seconds: float = 0.0) -> int:
-    """Run what is not complete yet, in the order given.
+    """Run what is not complete yet, in order.
 
     Args:
-        jobs: the runs that are to be there.
+        jobs: the wanted runs.
         run_dir: where they are written.
         calibration_seconds: of each measurement of the machine before and after a run; 0: none.
 
@@ -232,7 +232,7 @@ def _calibrate(bar: tqdm, seconds: float) -> Speed | None:
 
 
 class _Program:
-    """A rung that runs. It ends before the ``with`` does."""
+    """A running rung. It ends before the ``with`` does."""
 
     def __init__(self, command: list[str]) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, see __exit__
@@ -263,13 +263,13 @@ class _Program:
         self._errors.close()
 
     def lines(self) -> Iterator[str]:
-        """What it prints, as it comes."""
+        """The lines that it prints, as they come."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             yield line.strip()
 
     def problem(self) -> str:
-        """Wait for its end; how it failed, in one line, or nothing."""
+        """Wait for its end; returns how it failed, in one line, or nothing."""
         code = self._process.wait()
         if code == 0:
             return ""
@@ -281,7 +281,7 @@ class _Program:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind, so that it reaches the rung, too."""
+    """Turn SIGTERM into an exception, so that it reaches the rung, too."""
 
     def stop(number: int, _: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
@@ -294,7 +294,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _progress(line: str, settings: dict[str, Setting]) -> float:
-    """How far a run is, from 0 to 1, by its line of an episode."""
+    """How far a run is, from 0 to 1, from its line of an episode."""
     found = PROGRESS.search(line)
     if not found:
         return 0.0
@@ -324,9 +324,9 @@ def _options(script: Path) -> Any:
 def _settings(
     script: Path, options: Any, flags: Sequence[str]
 ) -> tuple[dict[str, Setting] | None, dict[str, Setting]]:
-    """The settings that a rung would run with, and its defaults, as its records name them.
+    """The settings of a rung with these flags, and its defaults, named as in its records.
 
-    So a bad flag shows before anything is run.
+    So a bad flag shows before anything runs.
     """
     from lib.arguments import parse
 

@@ -1,8 +1,8 @@
-"""Take pictures of TensorBoard as it shows the runs below a folder.
+"""Take pictures of TensorBoard with the runs below a folder.
 
 Writes tensorboard-scalars.png (the curves that matter, by relative time) and
-tensorboard-hparams.png (the runs with their outcome). That takes a browser, and a library that
-clicks in it:
+tensorboard-hparams.png (the runs with their outcome). It needs a browser, and a library that
+controls it:
 
     apt-get install chromium
     .venv/bin/pip install -r requirements-screenshot.txt
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("no playwright: pip install -r requirements-screenshot.txt") from None
     browser = args.browser or next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        raise UserError("no Chromium or Chrome was found: --browser says where it is")
+        raise UserError("no Chromium or Chrome was found: give its path with --browser")
     runs = {file.parent for file in args.folder.rglob(EVENT_FILES)}
     if not runs:
         raise UserError(f"no run below {args.folder}: there are no TensorBoard events")
@@ -100,7 +100,7 @@ def tensorboard(folder: Path) -> Iterator[str]:
             deadline = time.monotonic() + START_SECONDS
             while not (found := re.search(r"http://127\.0\.0\.1:\d+/", Path(log.name).read_text())):
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise Failed("TensorBoard did not start: python -m tensorboard.main says why")
+                    raise Failed("TensorBoard did not start: python -m tensorboard.main shows why")
                 time.sleep(0.1)
             yield found[0]
         finally:
@@ -109,7 +109,7 @@ def tensorboard(folder: Path) -> Iterator[str]:
 
 
 def curves(page: Any, address: str, runs: str) -> None:
-    """Open the time series as one wants to see them: by time, and four curves at a glance."""
+    """Open the time series over relative time, with four curves in view."""
     query = {"tagFilter": CARDS, "runFilter": runs, "smoothing": SMOOTHING}
     page.goto(f"{address}?{urlencode(query)}#timeseries")
     page.locator("card-view").first.wait_for()
@@ -119,7 +119,7 @@ def curves(page: Any, address: str, runs: str) -> None:
 
 
 def table_of_runs(page: Any, address: str) -> None:
-    """Open the HPARAMS tab, and let it show the columns that matter and no others."""
+    """Open the HPARAMS tab, with only the columns that matter."""
     page.goto(f"{address}#hparams")
     page.reload()
     page.locator(".hparam-checkbox").first.wait_for()

@@ -1,7 +1,7 @@
-"""The table of runs that went the whole way: how surely a rung solves Pong, and how soon.
+"""The table of runs to 17: how surely a rung solves Pong, and how soon.
 
-A run that did not solve the game does not vanish: it counts as if it had solved it at its frame
-limit. A figure that depends on such a run is a lower bound, and has a ">" in front of it.
+A run that did not solve the game counts as if it had solved it at its frame limit. A figure that
+depends on such a run is a lower bound, and has a ">" in front of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ NOTES = [
 
 @dataclass(frozen=True)
 class Reference:
-    """Runs of 01 on a machine, by which other runs there are judged."""
+    """Runs of 01 on a machine, with which other runs there are compared."""
 
     runs: Sequence[Record]
 
@@ -67,7 +67,7 @@ class Reference:
         )
 
     def scale(self, run: Record) -> float | None:
-        """How many times as long a run would take there; None if nobody can tell."""
+        """The factor from a run's minutes to scaled minutes; None if it is not known."""
         if not run.calibration or run.machine.get("device") != "cpu" or run.script in MANY_MACHINES:
             return None
         factors = []
@@ -79,7 +79,7 @@ class Reference:
         return max(factors)
 
     def ratio(self, run: Record) -> float | None:
-        """FPS of a run against those of the nearest run of 01; None if none is of that hour."""
+        """FPS of a run as a ratio to the nearest run of 01; None if none ran within the hour."""
         near = min(self.runs, key=lambda other: _apart(run, other), default=None)
         if near is None or run.fps is None or not near.fps or _apart(run, near) > HOUR:
             return None
@@ -101,7 +101,7 @@ def reference_of(records: Sequence[Record]) -> Reference:
 
 
 def went_the_whole_way(records: Sequence[Record]) -> bool:
-    """Whether runs of one setting were to solve Pong, and not only to be looked at for a while."""
+    """Whether runs of one setting were started to solve Pong, not only to measure FPS."""
     limit = float(records[0].settings.get("max_frames", 0))
     return limit == 0 or limit >= SOLVE_FRAMES or any(record.solved for record in records)
 

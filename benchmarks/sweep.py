@@ -1,4 +1,4 @@
-"""Run one experiment that changes a single setting, with its table and figure.
+"""Change a single setting, and write a table and a figure.
 
     envs         1 to 6 environments (02_n_envs)
     steps        1 to 16 steps per update, serial and in parallel (02_n_envs, 03_parallel)
@@ -6,9 +6,9 @@
     play-device  where the player acts (03_parallel)
     wrappers     each wrapper choice switched by itself, each resizer (04_new_wrappers_n_env)
 
-Every seed runs through all cases before the next one does. What is complete in --run-dir is
-not run again; runs that sweeps have in common are run once. What this machine cannot run is
-listed with the reason. Flags after -- go to every rung.
+Every seed runs through all cases before the next seed does. Complete runs in --run-dir are not
+repeated, and several sweeps share the runs that they have in common. What this machine cannot run
+is listed with the reason. Flags after -- go to every rung.
 
     python -m benchmarks sweep envs --frames 10000 --seeds 0-2
 """
@@ -63,7 +63,7 @@ def envs(cuda: bool) -> list[Case]:
 
 
 def steps(cuda: bool) -> list[Case]:
-    """Steps per update, with a batch that grows alike."""
+    """Steps per update, with a batch that grows in proportion."""
     serial = {1: "159", 2: "202", 4: "232", 8: "246", 16: "254"}
     parallel = {1: "221", 2: "315", 3: "370", 4: "393"}
     return [

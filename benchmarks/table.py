@@ -1,10 +1,10 @@
 """Write the table and the figures of runs, from their TensorBoard events alone.
 
-Takes every run below FOLDER: those of the ladder, those that were started by hand, and those
-that are not finished, which the table says. Each machine gets a table of its own. Files:
-table.md, table.csv, runs.csv (a line per run), reward_over_time.png, reward_over_frames.png
-and fps.png; those of a second machine end in -2. Runs that went the whole way are also in
-solved.md, solved.csv and solved.png: how many got there, and how soon.
+It takes every run below FOLDER: runs of the ladder, runs that you started yourself, and unfinished
+runs, which the table marks. Each machine has a table of its own. Files: table.md, table.csv,
+runs.csv (a line per run), reward_over_time.png, reward_over_frames.png and fps.png; the files of a
+second machine end in -2. Runs that were started to solve Pong are also in solved.md, solved.csv and
+solved.png: how many solved it, and how soon.
 
     python -m benchmarks table runs/ladder
     python -m benchmarks table results/mine/runs --out results/mine
@@ -70,7 +70,7 @@ NOTES = [
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one rung with the same settings: they differ by their seeds."""
+    """Runs of one rung with the same settings; only the seeds differ."""
 
     script: str
     variant: str  # the settings that set it apart from other groups of the same rung, or ""
@@ -103,7 +103,7 @@ class Group:
 
     @property
     def all_solved(self) -> bool:
-        """Only then are the minutes not those of the lucky seeds."""
+        """Whether all runs solved Pong; if not, the minutes are only those of lucky seeds."""
         return all(record.solved for record in self.records)
 
     def time(self) -> str:
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def drop_superseded(records: Sequence[Record]) -> tuple[list[Record], int]:
-    """Leave out unfinished runs where the same run came further, and count them."""
+    """Drop and count unfinished runs if the same run came further elsewhere."""
 
     def same(a: Record, b: Record) -> bool:
         return (a.script, a.seed, a.settings, a.machine) == (
@@ -248,7 +248,7 @@ def _shown(value: Setting) -> str:
 
 
 def baseline_of(entry: Group, groups: Sequence[Group]) -> Group | None:
-    """The baseline whose settings are the most like those of a group; None if there is none."""
+    """The baseline with the most similar settings; None if there is none."""
     if entry.script == BASELINE:
         return None
     return max(
@@ -276,7 +276,7 @@ def row(entry: Group, baseline: Group | None) -> list[str]:
 
 
 def describe(machine: dict[str, Setting], groups: Sequence[Group]) -> list[str]:
-    """What to know about the machine and the runs, above a table."""
+    """The notes above a table: the machine and the runs."""
     bars = sorted({record.bar for entry in groups for record in entry.records})
     seeds = [record.seed for entry in groups for record in entry.records]
     runs = Counter(record.finished for entry in groups for record in entry.records)

@@ -220,6 +220,11 @@ class CudaPongVectorEnv(PongVectorEnv):
         (rewards, over, cut), self._playing = self._playing, []
         return self._observations, rewards, over, cut, self._info()
 
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """``send`` and ``recv``."""
+        self.send(actions)
+        return self.recv()
+
     @property
     def ram(self) -> np.ndarray:
         """The consoles' RAM, uint8 (num_envs, 128); waits for the device."""

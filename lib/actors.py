@@ -1,7 +1,7 @@
-"""What players on a cluster need besides their games, and little else.
+"""What players on a cluster need besides their games.
 
-A player that replaces a dead one should play soon, and with what ``lib.cluster`` imports for the
-learner its process would take twice as long to start.
+A player that replaces a dead one should start soon. So this module is separate from
+``lib.cluster``: with the learner's imports, a player's process takes twice as long to start.
 """
 
 from dataclasses import dataclass
@@ -14,21 +14,22 @@ from torch import nn
 
 @dataclass
 class Weights:
-    """What players are given to play with."""
+    """The weights that players act with."""
 
-    version: int  # updates that made them
-    frames: int  # played by all players until then
+    version: int  # number of updates that made them
+    frames: int  # frames played by all players until then
     arrays: dict[str, np.ndarray]  # of the network
 
     def load_into(self, net: nn.Module) -> None:
-        """Copy them into a network."""
+        """Copy the weights into a network."""
         net.load_state_dict({name: torch.tensor(array) for name, array in self.arrays.items()})
 
 
 def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
-    """Shares of random actions from 0.4 down to 0.0007, (players, games); all have all kinds.
+    """Epsilon of each game, from 0.4 down to 0.0007, float, (players, games).
 
-    Source: Horgan et al., arXiv:1803.00933, section 4.1. A single game has ``final``.
+    Every player has high and low ones. A single game has ``final``. Source: Horgan et al.,
+    arXiv:1803.00933, section 4.1.
     """
     count = players * games
     if count == 1:
@@ -37,7 +38,7 @@ def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
 
 
 def player_seed(seed: int, number: int) -> int:
-    """The seed of a player's games and actions; one that replaces a dead one plays other games."""
+    """The seed of a player's games and actions; a restarted player gets another one."""
     import ray
 
     replaces = ray.get_runtime_context().was_current_actor_reconstructed

@@ -1,7 +1,7 @@
 """The command line: hyperparameters that document, parse and check themselves.
 
-A rung's settings are a frozen dataclass. Every field is made by ``option`` and becomes a
-flag of the same name; rungs with settings of their own inherit from ``Hyperparams``.
+The settings of a rung are a frozen dataclass. ``option`` makes each field, and each field becomes
+a flag of the same name. A rung with settings of its own inherits from ``Hyperparams``.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from lib.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_che
 from lib.devices import PRECISIONS, choose_precision, missing_device, shares_memory
 from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
 
-# What a run that goes on does not take over, and what it may have another value of.
+# Settings that a resumed run does not take over, and settings that may change when it is resumed.
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")
 FREE = (
     *(*OF_ONE_CALL, "stop_reward", "checkpoint_every", "checkpoint_replay", "player_timeout"),
-    *("address", "players"),  # another cluster, or one that has grown
+    *("address", "players"),  # the cluster may be another one, or a larger one
 )
-# How --help groups the flags, and in which order; those of no group here are of learning.
+# The groups of --help, in order. All other flags belong to the group "learning".
 RUN = (
     *("seed", "max_frames", "stop_reward", "cuda", "device", "amp", "precision"),
     *("run_dir", "resume", "checkpoint_every", "checkpoint_replay"),
@@ -36,7 +36,7 @@ PLAYING = (
     *("env", "any_game", "envs", "steps", "rollout", "play_device", "sync_frames"),
     *("address", "players", "message_steps", "player_timeout"),
     *("epsilon_start", "epsilon_final", "epsilon_frames"),
-    *("epsilon_floor", "epsilon_floor_frames"),
+    "epsilon_floor",
 )
 WRAPPERS = ("noop_max", "max_pool", "episodic_life", "fire_reset", "clip_reward", "stack", "resize")
 MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
@@ -53,12 +53,12 @@ def option(
     """A dataclass field that is also a command-line flag.
 
     Args:
-        default: the value; its type is the flag's type unless ``type`` is given.
+        default: its type is the flag's type, unless ``type`` is given.
         help: one plain sentence for ``--help``.
         low: the smallest number accepted.
         high: the largest number accepted.
         choices: the strings accepted.
-        type: for a default of None.
+        type: the flag's type, for a default of None.
     """
     kind = type or default.__class__
     return field(
@@ -71,25 +71,25 @@ def option(
 class CommonOptions:
     """The settings that every rung has."""
 
-    cuda: bool = option(False, "train on the GPU: --device cuda")
-    device: str = option("", "where to train: cpu, cuda, cuda:1 or mps (default: cpu)")
-    seed: int = option(0, "seed of everything random", 0, 2_000_000_000)
+    cuda: bool = option(False, "train on the GPU; short for --device cuda")
+    device: str = option("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
+    seed: int = option(0, "random seed", 0, 2_000_000_000)
     env: str = option("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
     stop_reward: float = option(17.0, "solved when avg_reward reaches this", -1e9, 1e9)
-    max_frames: int = option(0, "stop after this many frames; 0 for no limit", 0, 10**12)
-    run_dir: str = option("runs", "where the folder of this run is made")
+    max_frames: int = option(0, "stop after this many frames; 0: no limit", 0, 10**12)
+    run_dir: str = option("runs", "folder in which this run makes its own folder")
     checkpoint_every: int = option(
-        5_000, "updates between checkpoints, also saved at the end; 0: none", 0, 10**9
+        5_000, "updates between checkpoints; the last one is saved at the end; 0: none", 0, 10**9
     )
-    checkpoint_replay: bool = option(False, "keep the replay buffer in checkpoints, too")
+    checkpoint_replay: bool = option(False, "save the replay buffer in checkpoints, too")
     resume: str = option("", "resume the run in this folder, with its settings")
-    amp: bool = option(False, "update in bfloat16 where autocast thinks it safe")
-    learning_rate: float = option(1e-4, "of Adam", 1e-12, 1)
+    amp: bool = option(False, "compute updates in bfloat16 autocast")
+    learning_rate: float = option(1e-4, "learning rate of Adam", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
-    batch_size: int = option(32, "transitions sampled per new transition", 1, 65_536)
-    epsilon_start: float = option(1.0, "share of random actions in the first frame", 0, 1)
-    epsilon_final: float = option(0.02, "share of random actions in the end", 0, 1)
-    epsilon_frames: int = option(100_000, "frames in which epsilon falls", 1, 10**12)
+    batch_size: int = option(32, "transitions sampled for each new transition", 1, 65_536)
+    epsilon_start: float = option(1.0, "probability of a random action at the start", 0, 1)
+    epsilon_final: float = option(0.02, "probability of a random action at the end", 0, 1)
+    epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, 10**12)
 
     def __post_init__(self) -> None:
         device = self.device or ("cuda" if self.cuda else "cpu")
@@ -102,18 +102,18 @@ class CommonOptions:
         return torch.device(self.device)
 
     def remarks(self) -> Iterator[str]:
-        """What is done in another way on this device, a line each."""
+        """What this device does differently, in one line each."""
         if self.training_device.type == "mps":
             yield "mps: no CUDA graph, nothing compiled, and float32 unless told otherwise"
 
     @property
     def recipe(self) -> Recipe:
-        """How states are made; what a rung has no setting for is DeepMind's."""
+        """How states are made. If a rung has no setting for something, DeepMind's value holds."""
         names = [entry.name for entry in fields(Recipe) if hasattr(self, entry.name)]
         return Recipe(**{name: getattr(self, name) for name in names})
 
     def problem(self) -> str | None:
-        """What is wrong with the settings as a whole, in one line; None if nothing is."""
+        """What is wrong with the settings together, in one line; None if nothing is wrong."""
         try:
             check_env_id(self.env)
         except ValueError as error:
@@ -132,9 +132,9 @@ class CommonOptions:
 
 @dataclass(frozen=True)
 class Hyperparams(CommonOptions):
-    """What rungs with a replay buffer and a target network have: the book's DQN for Pong."""
+    """Settings of rungs with a replay buffer and a target network: the book's DQN for Pong."""
 
-    replay_size: int = option(100_000, "transitions that the replay buffer holds", 1, 10**8)
+    replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", 1, 10**8)
     replay_initial: int = option(10_000, "transitions to play before training begins", 1, 10**8)
     target_sync: int = option(1_000, "updates between copies to the target network", 1, 10**9)
 
@@ -153,18 +153,18 @@ class Hyperparams(CommonOptions):
 
 @dataclass(frozen=True)
 class PlayerOptions(Hyperparams):
-    """What rungs add whose player is a process of its own."""
+    """Settings of rungs whose player is a separate process."""
 
-    play_device: str = option("", "the player acts with its own copy there, as cpu or cuda:1")
+    play_device: str = option("", "the player's device, as cpu or cuda:1; it gets a copy there")
     sync_frames: int = option(
         0,
-        "the player's own copy is refreshed every so many frames; 0: none, it acts with "
-        "the live weights (with --play-device: every 4)",
+        "frames between refreshes of the player's own copy of the network; 0: no copy, the "
+        "player acts with the live weights (with --play-device: 4)",
         0,
         10**6,
     )
     player_timeout: float = option(
-        60.0, "seconds without a frame after which the player is given up", 1, 10**6
+        60.0, "fail after this many seconds without a frame from the player", 1, 10**6
     )
 
     def __post_init__(self) -> None:
@@ -174,7 +174,7 @@ class PlayerOptions(Hyperparams):
 
     @property
     def training_device(self) -> torch.device:
-        """As ``CommonOptions.training_device``; the player's process has to reach the weights."""
+        """As ``CommonOptions.training_device``; the player's process must reach the weights."""
         device = super().training_device
         return torch.device("cpu") if device.type == "mps" else device
 
@@ -208,7 +208,7 @@ class PlayerOptions(Hyperparams):
 
 @dataclass(frozen=True)
 class PongOptions(CommonOptions):
-    """What rungs add that see and play only the part of the game that Pong needs."""
+    """Settings of rungs that see and play only the part of the game that Pong needs."""
 
     any_game: bool = option(False, "use all actions and the whole picture, not only Pong's part")
 
@@ -221,22 +221,22 @@ class PongOptions(CommonOptions):
     def problem(self) -> str | None:
         """As ``CommonOptions.problem``."""
         if not self.any_game and not self.env.startswith("Pong"):
-            return f"--env: {self.env} needs --any-game, Pong's part is not enough for it"
+            return f"--env: {self.env} needs --any-game: this rung is cut down to Pong"
         return super().problem()
 
 
 @dataclass(frozen=True)
 class PrecisionOptions(CommonOptions):
-    """What rungs add that choose what their gradients are computed in.
+    """Settings of rungs that choose the precision of their gradients.
 
-    ``auto`` is replaced by what it stands for at once, so that the records and the checkpoints
-    say what was used, and a run that is resumed on another machine keeps it.
+    ``auto`` is replaced at once by the precision it stands for. So records and checkpoints say what
+    was used, and a run that is resumed on another machine keeps it.
     """
 
     precision: str = option(
         "auto",
-        "of gradients; auto: bfloat16 where the processor has units for it (or with --amp), "
-        "or else float32",
+        "precision of the gradients; auto: bfloat16 if the processor has units for it (or with "
+        "--amp), else float32",
         choices=PRECISIONS,
     )
 
@@ -248,7 +248,7 @@ class PrecisionOptions(CommonOptions):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the gradients."""
+        """The dtype of the gradients."""
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.precision]
 
     def problem(self) -> str | None:
@@ -260,15 +260,15 @@ class PrecisionOptions(CommonOptions):
 
 @dataclass(frozen=True)
 class WrapperOptions(Hyperparams):
-    """What rungs add that choose cheaper wrappers; each choice can be switched back."""
+    """Settings of rungs with cheaper wrappers; each choice can be switched back."""
 
-    noop_max: int = option(0, "begin games with up to so many no-ops (DeepMind: 30)", 0, 1_000)
-    max_pool: bool = option(False, "frame skip with the maximum of the last two frames")
+    noop_max: int = option(0, "start games with up to this many no-ops (DeepMind: 30)", 0, 1_000)
+    max_pool: bool = option(False, "frame skip takes the maximum of the last two frames")
     episodic_life: bool = option(True, "a lost life ends the episode")
     fire_reset: bool = option(True, "press FIRE after a reset")
     clip_reward: bool = option(True, "clip rewards to their sign")
-    stack: int = option(2, "frames stacked (DeepMind: 4)", 1, 16)
-    resize: str = option("opencv-linear", "how frames shrink", choices=list(RESIZERS))
+    stack: int = option(2, "stacked frames per state (DeepMind: 4)", 1, 16)
+    resize: str = option("opencv-linear", "how frames are resized", choices=list(RESIZERS))
 
     def make_env(self) -> gym.Env:
         """The game with these wrappers."""
@@ -286,7 +286,7 @@ Options = TypeVar("Options", bound=CommonOptions)
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         """End the program with exit code 2."""
@@ -312,7 +312,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     values = options(**vars(parser.parse_args(argv)))
     if values.resume:
         settings = _settings_of(values.resume, parser)
-        # They need not be given again; and only some may be.
+        # The resumed run has these settings by default; only some of them may change.
         parser.set_defaults(**{k: v for k, v in settings.items() if k not in OF_ONE_CALL})
         values = options(**vars(parser.parse_args(argv)))
         for name, value in settings.items():
@@ -325,15 +325,15 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
 
 
 def _settings_of(folder: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """The hyperparameters of the run that is to go on; it must be one of this script."""
+    """The hyperparameters of the run to resume; it must be a run of this script."""
     try:
         if not Path(folder).is_dir():
-            raise CheckpointError(f"{folder} is not the folder of a run")
+            raise CheckpointError(f"{folder} is not a run folder")
         settings = read_checkpoint(find_checkpoint(Path(folder), "latest"))[SETTINGS]
     except CheckpointError as error:
         parser.error(f"--resume: {error}")
     if settings["script"] != Path(parser.prog).stem:
-        parser.error(f"--resume: the run in {folder} is one of {settings['script']}.py")
+        parser.error(f"--resume: the run in {folder} is a run of {settings['script']}.py")
     return settings["hyperparameters"]
 
 
@@ -341,7 +341,7 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
     meta, flag = entry.metadata, "--" + entry.name.replace("_", "-")
     default = "" if entry.default in (None, "") else f" (default: {entry.default})"
     if meta["type"] is bool:
-        # Plain flags stay plain; what is on by default can be switched off with --no-...
+        # A flag that is on by default gets a --no-... flag, too.
         action = argparse.BooleanOptionalAction if entry.default else "store_true"
         parser.add_argument(flag, action=action, default=entry.default, help=meta["help"])
         return
@@ -356,7 +356,7 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
 
 
 def _checked(text: str, meta: Any) -> Any:
-    """Convert the text of a flag and hold it against its limits."""
+    """Convert the text of a flag and check it against its limits."""
     if meta["type"] is str:
         return text
     try:
@@ -364,13 +364,13 @@ def _checked(text: str, meta: Any) -> Any:
     except ValueError:
         kind = "a whole number" if meta["type"] is int else "a number"
         raise argparse.ArgumentTypeError(f"{text!r} is not {kind}") from None
-    if not meta["low"] <= number <= meta["high"]:  # not-a-number fails here, too
+    if not meta["low"] <= number <= meta["high"]:  # NaN fails here, too
         raise argparse.ArgumentTypeError(f"{text} is outside {meta['low']:,g} to {meta['high']:,g}")
     return number
 
 
 def _unwritable(folder: Path) -> str | None:
-    """Why no run folder can be made in there; None if it can."""
+    """Why no run folder can be made there, in one line; None if it can be made."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent

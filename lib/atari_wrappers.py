@@ -1,8 +1,8 @@
 """The DeepMind preprocessing of Atari games, in PyTorch's layout (channels first).
 
 Source: Mnih et al., Nature 518 (2015), methods; Machado et al., arXiv:1709.06009, for what
-each choice does to the game. Every wrapper has one job, and ``make_atari`` and
-``wrap_deepmind`` put them together.
+each choice does to the game. Every wrapper has one job; ``make_atari`` and ``wrap_deepmind``
+combine them.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from PIL import Image
 
 gym.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner per environment
-cv2.setNumThreads(1)  # a frame is too small to share out
+cv2.setNumThreads(1)  # a frame is too small for several threads
 
 StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
 ResetResult = tuple[Any, dict[str, Any]]
@@ -100,8 +100,8 @@ class MaxAndSkip(gym.Wrapper):
 class EpisodicLife(gym.Wrapper):
     """End the episode with every lost life, but reset the game only when it is over.
 
-    The learner sees that a lost life costs all that would have followed; the agent still
-    gets to see the later parts of a game. A game without lives (Pong) is left as it is.
+    The learner sees that a lost life ends all later rewards. The agent still sees the later parts
+    of a game. A game without lives (Pong) does not change.
 
     >>> env = EpisodicLife(gym.make("BreakoutNoFrameskip-v4"))
     """
@@ -115,14 +115,14 @@ class EpisodicLife(gym.Wrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._game_over = terminated or truncated
         lives = self.unwrapped.ale.lives()  # type: ignore[attr-defined]
-        life_lost = 0 < lives < self._lives  # at 0 the game itself decides when it ends
+        life_lost = 0 < lives < self._lives  # at 0 lives the game itself reports its end
         self._lives = lives
         return observation, float(reward), terminated or life_lost, truncated, info
 
     def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         if self._game_over or seed is not None:
             observation, info = self.env.reset(seed=seed, options=options)
-        else:  # go on with the next life
+        else:  # continue with the next life
             observation, _, terminated, truncated, info = self.env.step(0)
             if terminated or truncated:
                 ended = info  # keep the statistics of the game that ended here
@@ -202,7 +202,7 @@ class WarpFrame(gym.ObservationWrapper):
         self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
-        # Grey first: one channel is resized instead of three, and OpenCV converts quickly.
+        # Grey first: then one channel is resized instead of three.
         if observation.ndim == 3:
             observation = cv2.cvtColor(observation, cv2.COLOR_RGB2GRAY)
         return self._resize(observation, self.size, self.size)[:, :, np.newaxis]
@@ -226,7 +226,7 @@ class ImageToPyTorch(gym.ObservationWrapper):
 class ScaledFloat(gym.ObservationWrapper):
     """Scale uint8 frames to float32 between 0 and 1.
 
-    Four times the memory and the copying: the network of this project scales inside instead.
+    This takes four times the memory and the copying, so the networks here scale inside instead.
 
     >>> env = ScaledFloat(gym.make("PongNoFrameskip-v4"))
     """
@@ -250,10 +250,10 @@ class ClipReward(gym.RewardWrapper):
 
 
 class LazyFrames:
-    """Stacked frames that are concatenated only when an array is asked for.
+    """Stacked frames that are concatenated only when an array is needed.
 
-    Consecutive stacks hold the same frame objects, so a frame is in memory once; ``frames``
-    gives them without a copy.
+    Consecutive stacks share their frame objects, so a frame is in memory once. ``frames`` gives
+    them without a copy.
 
     Args:
         frames: arrays of shape (c, height, width), oldest first.
@@ -286,7 +286,7 @@ class LazyFrames:
 
 
 class FrameStack(gym.Wrapper):
-    """Return the last ``stack`` frames as ``LazyFrames``; the first is repeated at a reset.
+    """Return the last ``stack`` frames as ``LazyFrames``; a reset repeats the first frame.
 
     >>> env = FrameStack(ImageToPyTorch(gym.make("PongNoFrameskip-v4")), stack=4)
     """
@@ -320,12 +320,12 @@ def make_atari(
 ) -> gym.Env:
     """Make an Atari game that counts in agent steps and reports whole games.
 
-    ``info["episode"]`` of the step that ends a game holds its true reward ``r`` and its
-    length ``l`` in agent steps, whatever wrappers follow.
+    When a game ends, ``info["episode"]`` has its true reward ``r`` and its length ``l`` in agent
+    steps, whatever wrappers follow.
 
     Args:
         env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
-        noop_max: begin with 1 to this many no-ops; 0 for none.
+        noop_max: begin with 1 to this many no-ops; 0: none.
         skip: emulated frames per agent step.
         max_pool: the maximum of the last two skipped frames, not the last one alone.
         kwargs: passed to ``gymnasium.make``.
@@ -380,7 +380,7 @@ def check_env_id(env_id: str) -> str:
     """Return the name of an accepted game.
 
     Raises:
-        ValueError: if it is not a registered Atari game without frame skip of its own.
+        ValueError: if it is not a registered NoFrameskip game.
     """
     if "NoFrameskip-v" not in env_id or env_id not in gym.registry:
         raise ValueError(

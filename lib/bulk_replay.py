@@ -1,8 +1,8 @@
 """A replay buffer that takes in whole messages of transitions.
 
-One learner takes in what hundreds of players play, so nothing here is done frame by frame: the
-arrays of a message are copied into rings as they are. Frames are stored once per message, and a
-transition as the places of its frames, as in ``lib.replay_buffer``.
+One learner takes in the experience of hundreds of players. So nothing here works frame by frame:
+the arrays of a message are copied into rings as they are. Each message stores a frame once. A
+transition is stored as the places of its frames, as in ``lib.replay_buffer``.
 """
 
 from collections import deque
@@ -20,12 +20,12 @@ class BulkReplayBuffer:
     """The newest transitions of any number of players, sampled uniformly.
 
     Args:
-        capacity: transitions to hold. Besides their frames there is room for ``capacity // 4``,
-            since a message repeats the last frames of the one before; should messages be so short
-            that this is not enough, the oldest of them are dropped earlier.
+        capacity: transitions to hold. There is extra room for ``capacity // 4`` frames, because a
+            message repeats the last frames of the message before. If messages are so short that
+            this is not enough, the oldest messages are dropped earlier.
         observation_shape: (stack, height, width) of the stacked observation.
         device: where sampled batches go.
-        seed: of the sampling.
+        seed: of the random samples.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class BulkReplayBuffer:
         self.capacity = capacity
         self.device = torch.device(device)
         self._stack, *frame_shape = observation_shape
-        # Unwritten memory costs nothing until the rings reach it.
+        # The system gives us this memory only when the rings reach it.
         n_frames = capacity + capacity // 4
         self._frames = np.empty((n_frames, *frame_shape), dtype=np.uint8)
         self._windows = np.empty((capacity, 2 * self._stack), dtype=np.int64)
@@ -49,19 +49,19 @@ class BulkReplayBuffer:
         self._terminated = np.empty(capacity, dtype=np.bool_)
         self._frames_written = self._transitions_written = 0
         self._oldest = 0  # the first transition that has all its frames
-        # The messages whose frames are there: where their frames begin, and transitions end.
+        # The messages in the buffer: where their frames begin, and where their transitions end.
         self._messages: deque[tuple[int, int]] = deque()
-        self._rng = np.random.default_rng((seed, 2))  # a stream of its own
+        self._rng = np.random.default_rng((seed, 2))  # a random stream of its own
 
     def __len__(self) -> int:
-        """Transitions that may be drawn."""
+        """Transitions that can be drawn."""
         return self._transitions_written - self._oldest
 
     def extend(self, new: Transitions) -> None:
         """Store the transitions of a message.
 
         Raises:
-            ValueError: the message is larger than the buffer.
+            ValueError: if the message is larger than the buffer.
         """
         frames, count = new.frames, len(new.actions)
         if len(frames) > len(self._frames) or count > self.capacity:
@@ -105,7 +105,7 @@ class BulkReplayBuffer:
         return Batch(states, actions, rewards, terminated, next_states)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: everything, the frames without a copy."""
+        """For a checkpoint: everything, the frames without a copy."""
         return {
             "frames_written": self._frames_written,
             "transitions_written": self._transitions_written,
@@ -116,7 +116,7 @@ class BulkReplayBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken, of a buffer of the same size."""
+        """Continue from where ``state_dict`` was taken; the buffer must have the same size."""
         self._frames_written = state["frames_written"]
         self._transitions_written = state["transitions_written"]
         self._oldest = state["oldest"]
@@ -126,7 +126,7 @@ class BulkReplayBuffer:
             array[:] = state[name].numpy()
 
     def _written(self) -> dict[str, np.ndarray]:
-        """Of every array the part that was written."""
+        """The written part of every array."""
         n = min(self._transitions_written, self.capacity)
         return {
             "frames": self._frames[: self._frames_written],
@@ -138,7 +138,7 @@ class BulkReplayBuffer:
 
 
 def _write(ring: np.ndarray, position: int, values: np.ndarray) -> None:
-    """Copy values into a ring from this position on, in at most two pieces."""
+    """Copy values into a ring from this position on, in one or two pieces."""
     begin = position % len(ring)
     first = min(len(values), len(ring) - begin)
     ring[begin : begin + first] = values[:first]

@@ -1,8 +1,7 @@
-"""Reading checkpoints: which there are, and whether one is whole and fits.
+"""Reading checkpoints: finding one, and checking that it is complete.
 
-They lie in ``RUN_DIR/checkpoints``, written by ignite's ``Checkpoint`` (``lib.handlers``), and
-named by the number of updates until then: ``latest-12000.pt``, ``best-9000.pt``,
-``solved-12345.pt``.
+ignite's ``Checkpoint`` writes them to ``RUN_DIR/checkpoints`` (see ``lib.saving``). The number in
+a name is the number of updates: ``latest-12000.pt``, ``best-9000.pt``, ``solved-12345.pt``.
 """
 
 import pickle
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 FOLDER = "checkpoints"
-KINDS = ("solved", "best", "latest")  # in the order in which an agent is looked for
+KINDS = ("solved", "best", "latest")  # play.py takes the first kind that exists
 SETTINGS = "settings"  # the key of the script and the hyperparameters
 
 
@@ -23,14 +22,14 @@ class CheckpointError(Exception):
 
 
 def find_checkpoint(path: Path, *kinds: str) -> Path:
-    """The newest checkpoint of the first kind that there is.
+    """The newest checkpoint of the first kind that exists.
 
     Args:
         path: a run folder, or a checkpoint.
-        kinds: of ``KINDS``.
+        kinds: some of ``KINDS``, the preferred one first.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: if there is none.
     """
     if path.is_file():
         return path
@@ -49,14 +48,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Load a checkpoint of this project; large tensors stay in the file until they are used.
 
     Raises:
-        CheckpointError: it is no checkpoint, damaged, or another program's.
+        CheckpointError: if the file is damaged, or not a checkpoint of this project.
     """
-    mapped = sys.platform != "win32"  # which deletes no file that is mapped, and old ones are
+    mapped = sys.platform != "win32"  # which cannot delete mapped files, and old ones get deleted
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
         reason = str(error).strip().split("\n")[0].split(". ")[0][:120] or type(error).__name__
-        raise CheckpointError(f"{path} is damaged, or no checkpoint: {reason}") from None
+        raise CheckpointError(f"{path} is damaged, or not a checkpoint: {reason}") from None
     if not isinstance(checkpoint, dict) or SETTINGS not in checkpoint:
-        raise CheckpointError(f"{path} is no checkpoint of this project")
+        raise CheckpointError(f"{path} is not a checkpoint of this project")
     return checkpoint

@@ -1,8 +1,8 @@
-"""Players as actors of Ray, on this machine or on many, and what happens when some are lost.
+"""Players as actors of Ray, on this machine or on many.
 
-Ray places them, restarts those that died where there is room, and moves messages and weights
-between machines. What is left: to start it so that nobody else gets in, to keep every player
-supplied with the newest weights, and to go on with the others while one is gone.
+Ray places the players, restarts dead ones where there is room, and moves messages and weights
+between machines. This module does the rest: it starts Ray so that nobody else gets in, gives every
+player the newest weights, and continues with the other players while one is lost.
 """
 
 import os
@@ -28,29 +28,29 @@ from lib.n_step import Transitions
 from lib.replay_buffer import Batch
 from lib.run import Failure, Run
 
-AHEAD = 2  # calls of each player under way: it plays the next one while the last is on its way
+AHEAD = 2  # pending calls per player: it plays the next one while the last is on its way
 LOG_EVERY = 100  # updates
-ANSWER_SECONDS = 5.0  # for a cluster that is to be joined
-START_SECONDS = 120.0  # for the first frames, where the limit is shorter
-WAIT_SECONDS = 1.0  # between looks at whether the learner was asked to stop
+ANSWER_SECONDS = 5.0  # for a cluster to answer
+START_SECONDS = 120.0  # for the first frames, if the time limit is shorter
+WAIT_SECONDS = 1.0  # between checks whether the learner was asked to stop
 
 
 @contextmanager
 def connected(address: str, players: int) -> Iterator[None]:
-    """Ray, while the ``with`` lasts: a cluster that runs, or one of this machine alone.
+    """Connect to Ray while the ``with`` lasts: to a running cluster, or to one on this machine.
 
-    A cluster of this machine listens on 127.0.0.1, wants a token that nobody else has, and ends
+    A cluster on this machine listens on 127.0.0.1, asks for a token that nobody else has, and ends
     with this process, however that ends.
 
     Args:
         address: host:port of the cluster to join; "" starts one here.
-        players: that will run at once, if it is started here.
+        players: number that can run at once, if Ray is started here.
 
     Raises:
-        Failure: Ray is not installed, or there is no such cluster.
+        Failure: if Ray is not installed, or there is no such cluster.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Calls of a player that is gone fail after one second instead of two, and it is asked again.
+    # Calls to a lost player fail after one second instead of two. Then it is asked again.
     os.environ.setdefault("RAY_timeout_ms_task_wait_for_death_info", "200")
     if not address:
         # Ray listens on all addresses where it can have nodes elsewhere. Switching that off is
@@ -65,8 +65,8 @@ def connected(address: str, players: int) -> Iterator[None]:
         wanted = "pip install -r requirements-cluster.txt"
         raise Failure(f"Ray is not installed: {wanted}") from None
 
-    # Whatever happens in the cluster Ray writes to the driver's output, pages of it, and it has no
-    # switch for that. What matters of it arrives as exceptions, see ``Players``.
+    # Ray writes every event of the cluster to the driver's output, pages of it, and has no switch
+    # for that. Important events also arrive as exceptions, see ``Players``.
     worker.print_to_stdstream = lambda *_, **__: None
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -74,7 +74,7 @@ def connected(address: str, players: int) -> Iterator[None]:
         try:
             if address:
                 _expect_answer(address)
-                # Nodes need no copy of this repository, just what it requires.
+                # Nodes need no copy of this repository, only its requirements.
                 root = Path(lib.__file__).parent.parent
                 code = {"py_modules": [str(root / name) for name in ("lib", "emulator")]}
                 with _silent_stderr():
@@ -83,12 +83,12 @@ def connected(address: str, players: int) -> Iterator[None]:
                 here = {"_node_ip_address": "127.0.0.1", "_temp_dir": folder}
                 ray.init("local", num_cpus=players, include_dashboard=False, **here, **quiet)
         except ConnectionError as error:
-            hint = "is it a cluster of Ray, and RAY_AUTH_MODE and the token the same as there?"
+            hint = "is it a Ray cluster, with the same RAY_AUTH_MODE and token?"
             raise Failure(f"Ray, {address}: {error}; {hint}") from None
         except (OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise Failure(f"Ray, {address or 'on this machine'}: {reason}") from None
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own in place
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray replaces ours
         try:
             yield
         finally:
@@ -96,7 +96,7 @@ def connected(address: str, players: int) -> Iterator[None]:
 
 
 def _expect_answer(address: str) -> None:
-    """Raise OSError if nobody listens there, or ValueError: Ray would try for minutes."""
+    """Raise OSError if nobody listens there, or ValueError; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ValueError("that is not host:port")
@@ -108,7 +108,7 @@ def _expect_answer(address: str) -> None:
 
 @contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Drop what Ray's C++ side writes for every attempt to get in; exceptions say it again."""
+    """Drop what Ray's C++ code writes for every failed attempt; exceptions say it again."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -120,19 +120,19 @@ def _silent_stderr() -> Iterator[None]:
 
 
 class Players:
-    """The players, and what they play.
+    """The players, and their transitions.
 
-    Iterating yields lists of what arrived; an empty list after a second without anything, so that
-    whoever iterates can stop. A player that dies is said in a line, Ray starts it anew where there
-    is room, and meanwhile the others play on.
+    Iterating yields lists of transitions that have arrived. After a second without any it yields an
+    empty list, so that the caller can stop. If a player dies, one line says so, Ray restarts it
+    where there is room, and the others continue.
 
     Args:
-        player: a class; its objects are created in actors with their number and ``args``, and have
-            a method ``play`` that takes ``Weights`` and returns ``Transitions``.
-        count: of players.
+        player: a class. Each actor creates one object from its number and ``args``; the method
+            ``play`` takes ``Weights`` and returns ``Transitions``.
+        count: number of players.
         args: passed to ``player``.
         address: as for ``connected``.
-        timeout: seconds without anything from any player after which all count as lost.
+        timeout: fail after this many seconds without anything from any player.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Players:
         self._connection = connected(address, count)
         self._timeout = timeout
         self._calls: dict[Any, int] = {}  # -> player
-        self.lost: set[int] = set()  # players, at the moment
+        self.lost: set[int] = set()  # players that are lost now
         self._weights: Any = None
 
     def __enter__(self) -> Self:
@@ -150,7 +150,7 @@ class Players:
         import ray
 
         self._ray = ray
-        # They are started anew, but their calls are not repeated: what is lost is not waited for.
+        # Ray restarts players, but does not repeat their calls: nobody waits for lost transitions.
         actor = ray.remote(self._player).options(
             num_cpus=1, max_restarts=-1, scheduling_strategy="SPREAD"
         )
@@ -161,7 +161,7 @@ class Players:
         self._connection.__exit__(*error)
 
     def broadcast(self, net: nn.Module, state: State) -> None:
-        """Give the next calls these weights: one object in Ray's store, fetched once per node."""
+        """Give these weights to the next calls: one object of Ray's, fetched once per node."""
         arrays = {name: w.detach().cpu().numpy() for name, w in net.state_dict().items()}
         self._weights = self._ray.put(Weights(state.iteration, state.frames, arrays))
 
@@ -172,7 +172,7 @@ class Players:
         deadline = monotonic() + max(self._timeout, START_SECONDS)
         while True:
             ready, _ = self._ray.wait(list(self._calls), timeout=WAIT_SECONDS)
-            if ready:  # and whatever else is there
+            if ready:  # take everything that has arrived
                 everything = list(self._calls)
                 ready, _ = self._ray.wait(everything, num_returns=len(everything), timeout=0)
             taken = [self._take(call) for call in ready]
@@ -187,7 +187,7 @@ class Players:
         self._calls[self._actors[number].play.remote(self._weights)] = number
 
     def _take(self, call: Any) -> Transitions | None:
-        """The result of a call, and the player's next call; None if the player was lost."""
+        """Take the result of a call, and make the player's next one; None if the player is lost."""
         number = self._calls.pop(call)
         self._ask(number)
         try:
@@ -212,16 +212,16 @@ class Players:
 def learn_from(
     players: Players, buffer: BulkReplayBuffer, epsilons: np.ndarray, engine: Engine, run: Run
 ) -> Iterator[Batch]:
-    """The data of the engine: remember what players send, and sample in proportion to it.
+    """The engine's batches: store what players send, and sample in proportion to it.
 
     Args:
         players: send transitions.
-        buffer: remembers them.
-        epsilons: float, (players, games of each). Only the episodes of games that explore no more
-            than those of other rungs in the end, ``epsilon_final``, count towards avg_reward.
-        engine: hears of the frames and episodes as they arrive.
-        run: with the settings, among them ``frames_per_update`` and ``batch_size``; its curves get
-            the age of the weights that the newest transitions were played with.
+        buffer: stores them.
+        epsilons: float, (players, games of each). avg_reward counts only games with at most
+            ``epsilon_final``, the final epsilon of other rungs.
+        engine: is told of frames and episodes as they arrive.
+        run: has the settings, among them ``frames_per_update`` and ``batch_size``. Its curves show
+            the age of the weights that played the newest transitions.
     """
     hp, state = run.hyperparams, engine.state
     state.weights_age = 0  # in updates

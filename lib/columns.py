@@ -1,7 +1,7 @@
 """The columns of TensorBoard's HPARAMS tab: those that matter first, and the same for every rung.
 
-The tab has the columns that one of the runs names, whichever it finds first. So each run names
-those of all rungs, and runs of different rungs can be compared.
+The tab takes its columns from the first run that it finds. So each run names the columns of all
+rungs, and runs of different rungs can be compared.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from typing import Any
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard.summary import hparams
 
-# The tab opens on five settings and five figures. Of the settings it takes those that are
-# marked to differ, in the order of their names.
+# The tab first shows five settings and five figures. The settings are those that are marked to
+# differ, in alphabetical order.
 FIRST = ["script", "seed", "stop_reward", "threads", "torch"]
 OUTCOME = ["fps", "minutes", "avg_reward", "solved", "frames", "updates", "episodes", "seconds"]
-# What some rungs alone have; a test says which are missing here.
+# Settings that only some rungs have; a test says which are missing here.
 NUMBERS = [
     "replay_size",
     "replay_initial",
@@ -32,12 +32,10 @@ NUMBERS = [
     "clip_reward",
     "any_game",
     "learning_rate_final",
-    "learning_rate_frames",
     "adam_epsilon",
     "epochs",
     "trace",
     "epsilon_floor",
-    "epsilon_floor_frames",
     "players",
     "n_steps",
     "message_steps",
@@ -48,10 +46,10 @@ TEXTS = ["play_device", "resize", "precision", "address"]
 
 
 def summarize(settings: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """What TensorBoard is told of a run: the columns, the run's settings, and that it has ended.
+    """The TensorBoard summaries of a run: the columns, its settings, and its end.
 
     Args:
-        settings: numbers, texts and switches by name, those of the machine among them.
+        settings: by name: numbers, texts and switches, including those of the machine.
     """
     every = dict.fromkeys(TEXTS, "") | dict.fromkeys(NUMBERS, 0.0) | dict(settings)
     columns, *_ = hparams(every, {f"outcome/{name}": 0.0 for name in OUTCOME})

@@ -1,8 +1,8 @@
 """An update as one closed function: compiled, in low precision, and a CUDA graph on the GPU.
 
-Gradients are taken with ``torch.func``, and Adam is written out on tensors, so that nothing of
-an update lies outside of what the compiler sees. It puts conversions, activations and the
-whole of Adam into loops that read and write memory once.
+``torch.func`` computes the gradients, and Adam is written out on tensors. So the compiler sees the
+whole update. It turns conversions, activations and all of Adam into loops that read and write
+memory once.
 """
 
 import os
@@ -26,10 +26,10 @@ Result = TypeVar("Result")
 
 @torch.library.custom_op("pong::rows", mutates_args=())
 def rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """``table[numbers]``, and the compiler leaves it as it is.
+    """``table[numbers]``, which the compiler must not fuse with what follows.
 
-    Fused with what follows it would fetch every pixel by its own address, and once per use:
-    an update of 256 states took 61 ms instead of 48 on two cores.
+    The fused loop would compute the address of every pixel, once per use: an update of 256 states
+    took 61 ms instead of 48 on two cores.
     """
     return table[numbers]
 
@@ -40,17 +40,17 @@ def _shape_of_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 class MixedWeights:
-    """The weights of a network in float32 for Adam, and beside them copies to compute with.
+    """The weights of a network in float32 for Adam, and copies of them to compute with.
 
     Source: Kingma and Ba, arXiv:1412.6980; Micikevicius et al., arXiv:1710.03740, for keeping
     the weights in two precisions.
 
     Args:
-        network: where the weights come from, and what they are used in.
+        network: gives the weights, and uses the copies.
         dtype: of the copies.
         learning_rate: of Adam.
-        epsilon: of Adam; larger ones damp the steps where gradients are small.
-        exact: beginnings of the names of weights whose copies stay in float32, too.
+        epsilon: of Adam; a larger one damps steps where gradients are small.
+        exact: beginnings of names; the copies of these weights stay in float32.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class MixedWeights:
         self.network = network
         self.epsilon = epsilon
         device = next(network.parameters()).device
-        # Tensors, so that a compiled or captured update finds their newest values.
+        # Tensors: a compiled or captured update then finds their newest values.
         self.learning_rate = torch.full((), learning_rate, device=device)
-        self.mean_decay = torch.ones((), device=device)  # beta to the power of the steps so far
+        self.mean_decay = torch.ones((), device=device)  # beta to the power of the number of steps
         self.square_decay = torch.ones((), device=device)
         self.gradient_norm = torch.zeros((), device=device)  # of the last update
         self.weights: Weights = dict(network.named_parameters())
@@ -78,17 +78,17 @@ class MixedWeights:
         self.squares = {name: torch.zeros_like(w) for name, w in self.weights.items()}
 
     def __call__(self, compute: Weights, states: torch.Tensor) -> torch.Tensor:
-        """The network's values with these weights."""
+        """The values of the network with these weights."""
         return functional_call(self.network, compute, (states,))
 
     def state_dict(self) -> dict[str, Weights]:
-        """What a checkpoint keeps; a network of the same kind takes the ``weights``."""
+        """For a checkpoint; a network of the same class can load its ``weights``."""
         parts = self._parts().items()
         return {part: {name: t.detach() for name, t in tensors.items()} for part, tensors in parts}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Weights]) -> None:
-        """Go on where ``state_dict`` was taken."""
+        """Continue from where ``state_dict`` was taken."""
         for part, tensors in self._parts().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[part][name])
@@ -106,10 +106,10 @@ class MixedWeights:
 
     @torch.no_grad()
     def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        """A step of Adam; it also refreshes the copies."""
+        """Make a step of Adam, and refresh the copies."""
         squares = [gradient.float().square().sum() for gradient in gradients.values()]
         self.gradient_norm.copy_(torch.stack(squares).sum().sqrt())
-        # Multiplied up: the compiler would take a power anew for every weight.
+        # A running product: the compiler would compute a power for every weight.
         self.mean_decay.mul_(betas[0])
         self.square_decay.mul_(betas[1])
         for name, weight in self.weights.items():
@@ -123,15 +123,15 @@ class MixedWeights:
 
 
 def captured(function: Callable[[], Result]) -> Callable[[], Result]:
-    """The function as one CUDA graph: everything it launches, launched with a single call.
+    """Capture the function as one CUDA graph, which launches all its kernels with a single call.
 
-    It must find everything it reads in tensors that stay in their place, and must not wait for
-    the GPU. It is called a few times by the way.
+    The function must read only tensors that stay in their place, and must not wait for the GPU.
+    Capturing calls it a few times.
 
     Returns:
-        Replays the graph. What it returns lies in the same place each time.
+        Replays the graph; its result is in the same place each time.
     """
-    side = torch.cuda.Stream()  # capturing wants a stream of its own, and all memory in place
+    side = torch.cuda.Stream()  # capturing needs its own stream, and all memory allocated
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -149,14 +149,15 @@ def captured(function: Callable[[], Result]) -> Callable[[], Result]:
 
 
 class CapturedForward:
-    """A function of states, to choose actions with; on the GPU it is one CUDA graph.
+    """A function of states, for choosing actions; on the GPU it is one CUDA graph.
 
-    Its twenty or so kernels take the GPU less time than the CPU needs to launch them. Fewer states
-    than there is room for are computed with the others' old ones, which costs no time there.
+    Without the graph, the CPU takes longer to launch the twenty or so kernels than the GPU takes
+    to run them. If there are fewer states than places, old states fill the other places, which
+    costs no time on a GPU.
 
     Args:
         function: maps states, uint8 (n, stack, height, width), to a tensor or several, (n, ...).
-        states_shape: of the most states it will get.
+        states_shape: shape of the largest input.
         device: where it computes.
     """
 
@@ -185,10 +186,9 @@ class CapturedForward:
 class CompiledUpdate:
     """An update, compiled, and on the GPU recorded once and replayed as one CUDA graph.
 
-    Where it cannot be compiled, as on a CPU without a C++ compiler, it runs as it is.
+    If it cannot be compiled, e.g. without a C++ compiler, it runs uncompiled.
 
-    It must find everything it reads in tensors that stay in their place, and must not wait for
-    the device.
+    The update must read only tensors that stay in their place, and must not wait for the device.
 
     Args:
         update: returns the loss.
@@ -200,10 +200,10 @@ class CompiledUpdate:
         self._call = torch.compile(update, fullgraph=True) if compiles(device) else update
 
     def ready_for(self, turns: Iterable[None]) -> Iterator[None]:
-        """The same turns to update, but compile, and capture, before the first.
+        """Yield as ``turns`` does, but compile and capture before the first update.
 
-        So the time for it counts as wall clock, and not as that of the first update. It makes
-        a few updates by the way.
+        So the time for this counts as wall clock, but not as time of the first update. Compiling
+        and capturing make a few updates.
         """
         ready = False
         for _ in turns:
@@ -216,11 +216,11 @@ class CompiledUpdate:
             yield
 
     def _compile(self) -> None:
-        """Compile, with the first update; where that cannot be, say so and go without."""
-        from torch._dynamo.exc import ShortenTraceback  # the compiler's own failures; late: slow
+        """Compile by making the first update; if that fails, say so and run uncompiled."""
+        from torch._dynamo.exc import ShortenTraceback  # the compiler's own errors; a slow import
 
         cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its cache")  # set by the compiler
-        _say(f"compiling the update: up to a minute, seconds if {cache} has it from an earlier run")
+        _say(f"compiling the update: up to a minute, or seconds if {cache} has it already")
         begin = perf_counter()
         try:
             self._call()
@@ -228,7 +228,7 @@ class CompiledUpdate:
             lines = [line for line in str(error).strip().splitlines() if "raised:" not in line]
             reason = next((line for line in lines if "error: " in line), lines[0]).strip()
             _say(
-                "the update cannot be compiled and is slower without (it takes g++, clang or cl, "
+                "the update cannot be compiled, so it is slower (compiling needs g++, clang or cl, "
                 f"and Python's headers): {reason}"
             )
             self._call = self._update
@@ -237,7 +237,7 @@ class CompiledUpdate:
             _say(f"compiled the update in {perf_counter() - begin:.1f} seconds")
 
     def __call__(self) -> torch.Tensor:
-        """Update; the loss, on its device."""
+        """Make an update; returns the loss, on its device."""
         return self._call().clone()  # the next replay writes it into the same place
 
 

@@ -1,4 +1,4 @@
-"""What a run shows on the screen: its phase, a line per episode, and a live bar."""
+"""The console of a run: its phase, one line per episode, and a live bar."""
 
 import sys
 import time
@@ -13,17 +13,17 @@ REFRESH_SECONDS = 0.25
 
 
 class Console:
-    """A line for whatever happens, and below it a bar on its way to the end of the phase.
+    """Prints a line for each event, and below them a bar that shows the progress of the phase.
 
-    The bar is left out where standard error is no terminal.
+    There is no bar if standard error is not a terminal.
     """
 
     def __init__(self, run: Run) -> None:
         self.hyperparams = run.hyperparams
-        # On its way from 0 to 1; tqdm's own rate would mix up the phases, so it is not shown.
+        # From 0 to 1. tqdm's own rate would mix the phases, so it is not shown.
         layout = "{desc} |{bar}| {percentage:3.0f}%"
         self.bar = tqdm(total=1.0, bar_format=layout, leave=False, delay=0.1, disable=None)
-        # Frames until training begins; a rung without a replay buffer does not say.
+        # Frames until training begins; 0 for a rung without a replay buffer.
         self.initial: int = getattr(run.hyperparams, "replay_initial", 0)
         self.first_reward: float | None = None
         self.refreshed = 0.0
@@ -37,16 +37,16 @@ class Console:
         engine.add_event_handler(Events.EXCEPTION_RAISED, self.fail)
 
     def training_begins(self, engine: Engine) -> None:
-        """Say why it is slower from now on."""
+        """Say why FPS change from now on."""
         state = engine.state
         rate = f" ({state.avg_fps:,.0f} FPS)" if state.avg_fps else ""
         self.say(
-            f"training begins at frame {state.frames:,}: filling{rate} made no updates, from here "
-            "on they come with the frames"
+            f"training begins at frame {state.frames:,}: filling{rate} made no updates, from now "
+            "on FPS include them"
         )
 
     def episode_completed(self, engine: Engine) -> None:
-        """A line per game."""
+        """Print a line for each game."""
         state = engine.state
         if self.first_reward is None:
             self.first_reward = state.episode.reward
@@ -68,7 +68,7 @@ class Console:
         if state.phase == "filling":
             done = state.frames / self.initial if self.initial else 0.0
         else:
-            status += f", avg_reward {state.avg_reward:.2f} on its way to {goal:g}"
+            status += f", avg_reward {state.avg_reward:.2f}, goal {goal:g}"
             first = goal if self.first_reward is None else self.first_reward
             done = (state.avg_reward - first) / (goal - first) if first < goal else 0.0
         self.bar.n = min(max(done, 0.0), 1.0)
@@ -79,18 +79,18 @@ class Console:
         self.bar.close()
 
     def fail(self, error: Exception) -> None:
-        """Remove the bar; ignite leaves it to its handlers to raise the error again."""
+        """Remove the bar and raise the error again: ignite leaves that to its handlers."""
         self.close()
         raise error
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
         tqdm.write(line)
-        sys.stdout.flush()  # a log file or a pipe shows it at once, too
+        sys.stdout.flush()  # so a log file or a pipe shows it at once, too
 
 
 def _fps(fps: float) -> str:
-    """FPS once the first ones of the phase are measured."""
+    """FPS, or a dash before the first measurement of the phase."""
     return f"{fps:,.0f} FPS" if fps else "- FPS"
 
 

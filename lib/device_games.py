@@ -1,4 +1,4 @@
-"""Games that are played where the network is: of a step the CPU sees nothing but its launch.
+"""Games that run on the training device: the CPU only launches their steps.
 
 The counterparts of ``lib.vector_env.StackedVectorEnv`` and ``lib.experience.Exploration`` for games
 whose actions, frames and rewards are tensors on the training device.
@@ -15,12 +15,13 @@ from lib.transfer import Download
 
 
 class DeviceStep(NamedTuple):
-    """What a step of all games brought; tensors on the device, of length n."""
+    """The outcome of a step of all games; tensors on the device, of length n."""
 
     rewards: torch.Tensor  # float32, clipped to their sign
     terminated: torch.Tensor  # bool: no value follows
-    ended: torch.Tensor  # bool: terminated or cut short; the state is that of the next game
+    ended: torch.Tensor  # bool: terminated or truncated; the state is already the next game's
     episodes: list[Episode]  # games whose end has become known
+    points: tuple[int, int]  # how many won and lost ones have become known
     seen: list[tuple[np.ndarray, Episode | None]]  # nothing: frames stay on the device
 
 
@@ -33,26 +34,26 @@ class DeviceVectorEnv(Protocol):
         """Begin new games."""
 
     def send(self, actions: torch.Tensor) -> None:
-        """Let the games go on."""
+        """Hand over the actions; the games run meanwhile."""
 
     def recv(
         self,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """What has, or will have, come of it."""
+        """The outcome; it may still be on its way."""
 
 
 class DeviceGames:
-    """Several games and their stacked states, as ``StackedVectorEnv`` has them, on a device.
+    """Several games and their stacked states on a device, as ``StackedVectorEnv`` on the CPU.
 
-    Games that end are reported together, every so many steps, and each report is read when the
-    next one is asked for. So the CPU may be two reports ahead of the device, and waits there.
+    Finished games are reported together, every so many steps. Each report is read when the next one
+    is requested. So the CPU may be two reports ahead of the device; then it waits.
 
     Args:
         envs: the games, one frame to an observation.
         stack: frames of a state.
-        seed: game ``i`` is seeded with ``seed + i``.
-        rows: the part of the 84 rows that a state shows, from the first to before the second.
-        actions: those of the game that are played; None for all of them.
+        seed: game ``i`` gets ``seed + i``.
+        rows: the rows of the 84 that a state shows: the first, and the one after the last.
+        actions: the actions to use; None: all actions of the game.
         every: steps from one report to the next.
     """
 
@@ -73,18 +74,19 @@ class DeviceGames:
         self._actions = torch.from_numpy(np.array(played)).to(device)
         # uint8, (n, stack, height, width)
         self.states = frames[:, :, self._rows].repeat(1, stack, 1, 1)
-        # Of every step since the last report, and of every game: points and steps if it ended.
-        self._ends = torch.zeros((every, 2, n), device=device)
+        # Of every step since the last report, and of every game: points and steps if it ended, and
+        # whether a point was won, or lost.
+        self._ends = torch.zeros((every, 4, n), device=device)
         self._game = torch.zeros((2, n), device=device)  # points and steps so far
         self._step = 0
         self._report: Download | None = None
 
     def send(self, actions: torch.Tensor) -> None:
-        """Let the games go on with these actions: int64 (n,), places in ``actions``."""
+        """Hand over actions: int64 (n,), indices into ``actions``."""
         self._envs.send(self._actions[actions])
 
     def recv(self) -> DeviceStep:
-        """What came of it; ``states`` are the new ones afterwards, in a new tensor."""
+        """The outcome; afterwards ``states`` is a new tensor with the new states."""
         frames, rewards, terminated, truncated, _ = self._envs.recv()
         ended = terminated | truncated
         frames = frames[:, :, self._rows]
@@ -93,31 +95,33 @@ class DeviceGames:
         self.states = torch.cat([older, frames], dim=1)
         self._game[0] += rewards
         self._game[1] += 1
-        self._ends[self._step] = self._game * ended
+        self._ends[self._step, :2] = self._game * ended
+        self._ends[self._step, 2:] = torch.stack([rewards > 0, rewards < 0])
         self._game *= ~ended
         self._step += 1
         clipped = rewards.sign().float()
-        return DeviceStep(clipped, terminated, ended, self._ended_lately(), [])
+        return DeviceStep(clipped, terminated, ended, *self._known_now(), [])
 
-    def _ended_lately(self) -> list[Episode]:
-        """The games of the last report, if it is time for the next one."""
+    def _known_now(self) -> tuple[list[Episode], tuple[int, int]]:
+        """Games and points of the last report, if it is time for the next one."""
         if self._step < len(self._ends):
-            return []
-        episodes = []
+            return [], (0, 0)
+        episodes, won_and_lost = [], (0, 0)
         if self._report is not None:
-            points, steps = self._report.read().swapaxes(0, 1)
+            points, steps, won, lost = self._report.read().swapaxes(0, 1)
+            won_and_lost = int(won.sum()), int(lost.sum())
             ended = steps > 0
             ends = zip(points[ended], steps[ended], strict=True)
             episodes = [Episode(float(reward), int(length)) for reward, length in ends]
         self._report = Download(self._ends)
         self._step = 0
-        return episodes
+        return episodes, won_and_lost
 
 
 class DeviceExploration:
     """Replaces greedy actions by random ones with probability epsilon, on the device.
 
-    It draws from torch's generator there, which the run seeds and its checkpoints keep.
+    It draws from torch's generator on the device. The run seeds it, and checkpoints save its state.
 
     Args:
         n_actions: number of discrete actions.

@@ -1,9 +1,9 @@
 """The replay buffer on the training device, so that sampling is part of the update.
 
 The layout is that of ``lib.replay_buffer``: every frame once, and for each transition the window
-of stack + 1 frames that its states are cut from. But the arrays are tensors on the training
-device, rows are drawn and frames gathered there, and nothing of a sample depends on a number
-that the CPU would have to wait for. So sampling can be compiled, and captured in a CUDA graph.
+of stack + 1 frames that contains its states. But the arrays are tensors on the training device.
+Rows are drawn and frames are gathered there, and the CPU waits for no number of a sample. So
+sampling can be compiled, and captured in a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class DeviceReplayBuffer:
     Args:
         capacity: transitions to hold; room for frames is as in ``ReplayBuffer``.
         observation_shape: (stack, height, width) of the stacked observation.
-        device: where everything is kept; the random numbers are those of its generator.
+        device: holds everything; random numbers come from its generator.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class DeviceReplayBuffer:
         self._actions = torch.empty(capacity, dtype=torch.int64, device=device)
         self._rewards = torch.empty(capacity, dtype=torch.float32, device=device)
         self._terminated = torch.empty(capacity, dtype=torch.bool, device=device)
-        # What may be drawn: so many transitions, from this one on. They stay in their place on
-        # the device, where a compiled or captured update finds their newest values.
+        # Which transitions can be drawn: their number, and the first one. Both tensors stay in
+        # their place on the device, where a compiled or captured update finds the newest values.
         self._oldest = torch.zeros((), dtype=torch.int64, device=device)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
-        # The bookkeeping stays on the CPU. Frame numbers never wrap, see ReplayBuffer.
+        # The CPU keeps the books. Frame numbers never wrap, see ReplayBuffer.
         self._frames_written = 0
         self._transitions_written = 0
         self._first_numbers = np.empty(capacity, dtype=np.int64)  # of every window
@@ -56,11 +56,11 @@ class DeviceReplayBuffer:
         self._state_windows: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
-        """Transitions that may be drawn."""
+        """Transitions that can be drawn."""
         return self._transitions_written - self._first_intact
 
     def extend(self, transitions: Sequence[Transition]) -> None:
-        """Store transitions; those of one environment must come in their order."""
+        """Store transitions; transitions of one environment must come in order."""
         frames: list[np.ndarray] = []
         windows: list[list[int]] = []
         for transition in transitions:
@@ -99,7 +99,7 @@ class DeviceReplayBuffer:
         self._forget()
 
     def _forget(self) -> None:
-        """Leave out transitions that were overwritten, or that have lost frames."""
+        """Exclude transitions that were overwritten, or that have lost frames."""
         self._first_intact = max(self._first_intact, self._transitions_written - self.capacity)
         oldest_frame = self._frames_written - len(self._frames)
         while self._first_numbers[self._first_intact % self.capacity] < oldest_frame:
@@ -125,7 +125,7 @@ class DeviceReplayBuffer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: everything; the random numbers are torch's."""
+        """For a checkpoint: everything; the random state is torch's own."""
         return {
             "frames_written": self._frames_written,
             "transitions_written": self._transitions_written,
@@ -135,7 +135,7 @@ class DeviceReplayBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken, of a buffer of the same size."""
+        """Continue from where ``state_dict`` was taken; the buffer must have the same size."""
         self._frames_written = state["frames_written"]
         self._transitions_written = state["transitions_written"]
         self._first_intact = state["first_intact"]
@@ -145,7 +145,7 @@ class DeviceReplayBuffer:
         self._forget()
 
     def _written(self) -> dict[str, torch.Tensor]:
-        """Of every tensor the part that was written."""
+        """The written part of every tensor."""
         n = min(self._transitions_written, self.capacity)
         return {
             "frames": self._frames[: self._frames_written],

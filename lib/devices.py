@@ -1,4 +1,4 @@
-"""What a device can do: asked of its features, not timed, so the same seed gives the same run."""
+"""What a device can do: from its features, not from timing, so a seed always gives the same run."""
 
 import sys
 
@@ -10,10 +10,10 @@ BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 
 
 def missing_device(name: str) -> str | None:
-    """Why torch cannot compute there, in one line; None if it can.
+    """Why torch cannot use this device, in one line; None if it can.
 
     Args:
-        name: as cpu, cuda, cuda:1 or mps.
+        name: cpu, cuda, cuda:1 or mps.
     """
     try:
         device = torch.device(name)
@@ -32,23 +32,23 @@ def missing_device(name: str) -> str | None:
 
 
 def shares_memory(device: torch.device) -> bool:
-    """Whether two processes can use the same weights there.
+    """Whether two processes can share weights on this device.
 
-    A process opens another's memory of an NVIDIA GPU through CUDA IPC, which Windows does not have.
+    On NVIDIA GPUs they share memory through CUDA IPC, which Windows does not have.
     """
     return device.type == "cpu" or (device.type == "cuda" and sys.platform != "win32")
 
 
 def compiles(device: torch.device) -> bool:
-    """Whether ``torch.compile`` is worth a try there; for Apple's GPUs it is an experiment."""
+    """Whether to try ``torch.compile`` there; for Apple's GPUs it is experimental."""
     return device.type != "mps"
 
 
 def has_bfloat16_units(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 numbers in hardware, and torch makes use of it.
+    """Whether the device multiplies bfloat16 numbers in hardware, and torch uses that.
 
-    A GPU of NVIDIA does from compute capability 8.0 (Ampere) on. On a CPU it takes oneDNN, too,
-    which torch for Apple's processors is built without.
+    NVIDIA GPUs do so from compute capability 8.0 (Ampere) on. A CPU also needs oneDNN, which torch
+    for Apple's processors does not include.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -59,5 +59,5 @@ def has_bfloat16_units(device: torch.device) -> bool:
 
 
 def choose_precision(device: torch.device) -> str:
-    """What ``auto`` stands for: bfloat16 where there are units for it, or else float32."""
+    """The precision that ``auto`` stands for: bfloat16 if there are units for it, else float32."""
     return "bfloat16" if has_bfloat16_units(device) else "float32"

@@ -18,7 +18,7 @@ class DQN(nn.Module):
         hidden: units of the hidden layer.
 
     Attributes:
-        arguments: these, so that a checkpoint can say how to make the network again.
+        arguments: these arguments, so that a checkpoint can tell how to build the network again.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class DQN(nn.Module):
             nn.ReLU(inplace=True),
             nn.Linear(hidden, n_actions),
         )
-        # The numbers stay the same, their order in memory does not: with the channels
-        # innermost the convolutions of cuDNN and oneDNN read whole vectors.
+        # Channels-last changes only the order in memory: with the channels innermost, the
+        # convolutions of cuDNN and oneDNN read whole vectors.
         self.conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
@@ -68,18 +68,18 @@ class DQN(nn.Module):
         return self.fc(self.conv(self.pixels(frames)))
 
     def pixels(self, frames: torch.Tensor) -> torch.Tensor:
-        """The frames as the convolutions want them, 0 to 1."""
+        """The frames as input of the convolutions, 0 to 1."""
         # One pass converts and reorders; the frames are scaled in place.
         dtype = next(self.conv.parameters()).dtype
         return frames.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
 
 
 class NormalizedDQN(DQN):
-    """A smaller dueling Q-network, its hidden layer normalised, to learn without a target network.
+    """A smaller dueling Q-network with a normalised hidden layer; it needs no target network.
 
     Source: Gallici et al., arXiv:2407.04811, for the normalisation (Ba et al., arXiv:1607.06450);
     Wang et al., arXiv:1511.06581, for the dueling heads: the value of a state and the
-    advantages of its actions, so whatever is learned of one action is learned of all.
+    advantages of its actions, so what is learned of one action helps all actions.
 
     Args:
         input_shape: shape of one observation, (stack, height, width).
@@ -99,8 +99,8 @@ class NormalizedDQN(DQN):
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
         """Estimate the action values, (batch, actions) in the dtype of the last layer's weights.
 
-        Actions of Pong often differ by less than bfloat16 resolves, so that layer may have more
-        precision than the others.
+        The values of Pong's actions often differ by less than bfloat16 can show. So the last layer
+        may have more precision than the others.
         """
         hidden = self.fc[:-1](self.conv(self.pixels(frames)))
         heads = self.fc[-1](hidden.to(self.fc[-1].weight.dtype))
@@ -114,8 +114,8 @@ NETWORKS: dict[str, type[DQN]] = {network.__name__: network for network in (DQN,
 def adam(network: nn.Module, learning_rate: float) -> torch.optim.Adam:
     """Adam over all parameters in one fused pass.
 
-    The arithmetic is Adam's (Kingma and Ba, arXiv:1412.6980); unfused it walks over the 1.7
-    million parameters a dozen times, which costs more than a convolution on a CPU and a
-    dozen kernel launches per tensor on a GPU.
+    The arithmetic is Adam's (Kingma and Ba, arXiv:1412.6980). Unfused, it reads the 1.7 million
+    parameters a dozen times. This costs more than a convolution on a CPU, and a dozen kernel
+    launches per tensor on a GPU.
     """
     return torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True)

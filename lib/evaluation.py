@@ -1,4 +1,4 @@
-"""How good a trained network is: whole games on the standard single environment."""
+"""Evaluation of a trained network: whole games on the standard single environment."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ SEED = 1_000_000  # of the first game; far from those of training
 
 
 def make_env(recipe: Recipe, **kwargs: Any) -> gym.Env:
-    """The environment to judge a run by: DeepMind's, with no-op starts, and a life is no game.
+    """The environment for evaluation: DeepMind's, with no-op starts; losing a life ends no episode.
 
     Args:
         recipe: frame skip, resizing, stack, rows and actions, as in training.
@@ -55,11 +55,11 @@ def play_games(
     """Play whole games, forever.
 
     Args:
-        env: of ``make_env``.
+        env: from ``make_env``.
         q_function: maps uint8 states (n, stack, height, width) to values (n, actions).
-        epsilon: share of random actions.
+        epsilon: probability of a random action.
         device: where ``q_function`` wants its states.
-        seed: of the first game; the following ones have the following seeds.
+        seed: of the first game; each next game has the next seed.
     """
     assert isinstance(env.action_space, Discrete)
     schedule = LinearSchedule(epsilon, epsilon, 1)
@@ -79,7 +79,7 @@ def evaluate(q_function: QFunction, run: Run) -> list[float]:
 
     Args:
         q_function: maps uint8 states (n, stack, height, width) to values (n, actions).
-        run: whose network it is; gets ``evaluation/reward`` by game.
+        run: the run of this network; gets ``evaluation/reward`` for each game.
 
     Returns:
         The unclipped reward of each game.
@@ -95,7 +95,7 @@ def evaluate(q_function: QFunction, run: Run) -> list[float]:
 
 
 def describe(rewards: Sequence[float]) -> str:
-    """Mean and spread of the rewards of games, in a line."""
+    """Mean and spread of the rewards of games, in one line."""
     return (
         f"{len(rewards)} games, mean {statistics.mean(rewards):.2f}, standard deviation "
         f"{statistics.pstdev(rewards):.2f}, {min(rewards):.0f} to {max(rewards):.0f}"
@@ -103,24 +103,24 @@ def describe(rewards: Sequence[float]) -> str:
 
 
 def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Recipe]:
-    """The network of a checkpoint, ready to play on the CPU, and what it was trained on.
+    """The network of a checkpoint, ready to play on the CPU, and its recipe.
 
     Raises:
-        CheckpointError: it does not say, or the weights are not those of that network.
+        CheckpointError: if the checkpoint does not name its network, or the weights do not fit it.
     """
     settings = checkpoint[SETTINGS]
     if "network" not in settings:
         raise CheckpointError(
-            f"the checkpoint of {settings['script']} does not say what its network is: it was "
-            "saved by an earlier version, play it with that"
+            f"the checkpoint of {settings['script']} does not name its network: an earlier version "
+            "saved it, so play it with that version"
         )
     told, weights = settings["network"], checkpoint.get("net", {})
     try:
         recipe = Recipe(**settings["recipe"])
         network = NETWORKS[told["class"]](**told["arguments"])
-        # One that is learned in two precisions has the exact ones, and Adam's averages.
+        # Weights in two precisions: take the float32 ones, without Adam's averages.
         network.load_state_dict(weights.get("weights", weights))
     except (KeyError, TypeError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise CheckpointError(f"the weights of {settings['script']} fit not: {reason}") from None
+        raise CheckpointError(f"the weights of {settings['script']} do not fit: {reason}") from None
     return network, recipe

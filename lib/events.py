@@ -1,11 +1,14 @@
-"""How playing reaches the ignite engine: its events, its counters, and the batches it feeds.
+"""How playing reaches the ignite engine: events, counters and batches.
 
-Experience arrives between the engine's iterations (one iteration is one update), and it also
-arrives while the replay buffer is filled and there are no iterations yet. So playing has
-events of its own, fired by ``replay_batches``, with counters in the engine's state:
-``frames`` and ``episodes`` so far, ``episode``, the last whole game, ``seen``, the newest frames of
-the first environment, each with the game that it ended or None, and ``update_due``, whether
-frames came since the last update.
+One iteration of the engine is one update. Experience arrives between iterations. It also arrives
+while the replay buffer is filled, before the first iteration. So playing has events of its own,
+fired by ``replay_batches``. Their counters are in the engine's state:
+
+    frames, episodes   so far
+    episode            the last whole game
+    seen               the newest frames of the first environment, each with the game that it
+                       ended, or None
+    update_due         whether frames arrived since the last update
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,11 +28,11 @@ class PlayEvents(EventEnum):
     FILLING = "filling"  # once every 1,000 frames until training begins
     TRAINING_BEGINS = "training_begins"  # before the first update
     EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
-    BEST_REWARD = "best_reward"  # avg_reward was never higher
-    SOLVED = "solved"  # avg_reward reached the bound
+    BEST_REWARD = "best_reward"  # avg_reward is higher than ever before
+    SOLVED = "solved"  # avg_reward reached --stop-reward
 
 
-# ignite counts an event in an attribute of the engine's state; curves are drawn over it.
+# The attribute in which ignite counts an event; it is the x-axis of the curves.
 COUNTERS = {
     PlayEvents.FRAMES_PLAYED: "frames",
     PlayEvents.FILLING: "frames",
@@ -44,12 +47,12 @@ def replay_batches(
     initial: int,
     batch_size: int,
 ) -> Iterator[Batch]:
-    """The data of the engine: play, remember, and sample once there is enough.
+    """The engine's batches: play, store, and sample once there are enough transitions.
 
     Args:
-        engine: hears of the frames and episodes as they arrive.
-        experience: yields lists of new transitions, an update's worth each.
-        buffer: remembers them.
+        engine: is told of frames and episodes as they arrive.
+        experience: yields lists of new transitions, one list per update.
+        buffer: stores them.
         initial: transitions to play before the first batch.
         batch_size: transitions per batch.
     """
@@ -63,8 +66,8 @@ def play(
     buffer: ReplayBuffer | DeviceReplayBuffer,
     initial: int,
 ) -> Iterator[None]:
-    """Play and remember, as ``replay_batches``; yields whenever it is time for an update."""
-    if engine.state.update_due and len(buffer) >= initial:  # a run that ended before it goes on
+    """Play and store, as ``replay_batches``; yields when it is time for an update."""
+    if engine.state.update_due and len(buffer) >= initial:  # the resumed run ended before it
         yield
     for transitions in experience:
         buffer.extend(transitions)
@@ -82,12 +85,12 @@ def announce(
     episodes: Iterable[Episode | None],
     seen: Sequence[tuple[np.ndarray, Episode | None]],
 ) -> None:
-    """Count new frames, and fire the events that they and the games that ended with them bring.
+    """Count new frames and finished games, and fire their events.
 
     Args:
-        engine: counts.
-        frames: of all environments.
-        episodes: the games that ended with them.
+        engine: counts them.
+        frames: number of new frames, of all environments.
+        episodes: the games that ended with these frames.
         seen: the frames of the first environment, uint8 (1, height, width), and the games that
             ended with them.
     """

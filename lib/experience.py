@@ -1,4 +1,4 @@
-"""Playing: who chooses the actions, and what comes out of stepping the environments."""
+"""Playing: agents that choose actions, and sources that step environments."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,29 +15,29 @@ QFunction = Callable[[torch.Tensor], torch.Tensor]  # states -> values of the ac
 
 
 class Episode(NamedTuple):
-    """A whole game as the player of the game would count it."""
+    """A whole game, with unclipped reward and across lives."""
 
     reward: float  # unclipped, lives included
     steps: int  # frames, i.e. agent steps
 
 
 class Transition(NamedTuple):
-    """One agent step, in as few bytes as possible: the one frame it added.
+    """One agent step, in few bytes: only the frame that it added.
 
-    The stacked states follow from the frames; see ``lib.replay_buffer``.
+    The stacked states follow from the frames, see ``lib.replay_buffer``.
     """
 
     env: int  # which environment
     action: int
     reward: float  # as the wrappers pass it on
-    terminated: bool  # no value follows; an episode that was cut short is not terminated
+    terminated: bool  # no value follows; a truncated episode is not terminated
     frame: np.ndarray  # uint8, (1, height, width): the newest frame of the next state
-    first_frame: np.ndarray | None  # likewise, of the state, if an episode begins with it
+    first_frame: np.ndarray | None  # the frame of the state, if an episode begins with it
     episode: Episode | None  # set if a whole game ended with this step
 
 
 class LinearSchedule:
-    """A number goes linearly to its final value over the first frames and then stays.
+    """A number that changes linearly over the first frames, then stays at its final value.
 
     Source: Mnih et al., Nature 518 (2015), methods, for epsilon.
     """
@@ -51,6 +51,57 @@ class LinearSchedule:
         """The value at this frame."""
         progress = min(frame / self.frames, 1.0)
         return self.start + progress * (self.final - self.start)
+
+
+class Progress:
+    """How well the agent plays: the share of its last points that it won, smoothed; 0 to 1.
+
+    Known much sooner than the smoothed reward: a game has 21 points and more.
+
+    Args:
+        points: how many it is smoothed over, exponentially.
+    """
+
+    def __init__(self, points: int = 1_000) -> None:
+        self.points = points
+        self.share = 0.0
+
+    def add(self, won: int, lost: int) -> None:
+        """Count points."""
+        if won + lost:
+            kept = (1 - 1 / self.points) ** (won + lost)
+            self.share = kept * self.share + (1 - kept) * won / (won + lost)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"share": self.share}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from ``state_dict``."""
+        self.share = state["share"]
+
+
+class ProgressSchedule:
+    """A number that falls to its final value, geometrically, as the share of points won grows.
+
+    A schedule by frames suits one seed and starves another, which learns to score later.
+
+    Args:
+        start: the value up to the first of ``SHARES``.
+        final: the value from the second of ``SHARES`` on.
+        progress: of the agent.
+    """
+
+    SHARES = 0.3, 0.9  # of points won: games end 9:21 and 21:2
+
+    def __init__(self, start: float, final: float, progress: Progress) -> None:
+        self.start, self.final, self.progress = start, final, progress
+
+    def __call__(self, frame: int) -> float:
+        """The value now, whatever the frame."""
+        begin, end = self.SHARES
+        fallen = min(max((self.progress.share - begin) / (end - begin), 0.0), 1.0)
+        return self.start ** (1 - fallen) * self.final**fallen
 
 
 class Maximum:
@@ -67,8 +118,8 @@ class Maximum:
 class Exploration:
     """Replaces greedy actions by random ones with probability epsilon.
 
-    For a rung that needs the values of all states anyway; ``EpsilonGreedyAgent`` asks the network
-    only for those that it acts on.
+    For a rung that needs the values of all states anyway. ``EpsilonGreedyAgent`` computes values
+    only for the states in which it acts greedily.
 
     Args:
         n_actions: number of discrete actions.
@@ -82,10 +133,10 @@ class Exploration:
         self._rng = np.random.default_rng(seed)
 
     def __call__(self, greedy: torch.Tensor, frame: int) -> np.ndarray:
-        """Choose the actions to play at this frame.
+        """Choose the actions for this frame.
 
         Args:
-            greedy: the best ones, int64, (n,), on any device.
+            greedy: the greedy actions, int64, (n,), on any device.
             frame: for epsilon.
 
         Returns:
@@ -97,16 +148,16 @@ class Exploration:
         return actions
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """For a checkpoint."""
         return {"random": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken."""
+        """Continue from where ``state_dict`` was taken."""
         self._rng.bit_generator.state = state["random"]
 
 
 class EpsilonGreedyAgent:
-    """Acts at random with probability epsilon and greedily otherwise.
+    """Chooses a random action with probability epsilon, else the greedy action.
 
     Args:
         q_function: maps uint8 states (n, stack, height, width) to values (n, actions).
@@ -128,11 +179,11 @@ class EpsilonGreedyAgent:
         self.n_actions = n_actions
         self.epsilon = epsilon
         self.device = torch.device(device)
-        self.frames = 0  # for how many an action was chosen
-        self._rng = np.random.default_rng((seed, 1))  # a stream of its own
+        self.frames = 0  # frames for which an action was chosen
+        self._rng = np.random.default_rng((seed, 1))  # a random stream of its own
 
     def __call__(self, states: Sequence[Any]) -> np.ndarray:
-        """Choose an action for every state, in one forward pass of those that need one.
+        """Choose an action for every state; one forward pass for all states that need one.
 
         Args:
             states: array-likes of uint8, (stack, height, width), one per environment.
@@ -153,17 +204,17 @@ class EpsilonGreedyAgent:
         return actions
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """For a checkpoint."""
         return {"frames": self.frames, "random": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken."""
+        """Continue from where ``state_dict`` was taken."""
         self.frames = state["frames"]
         self._rng.bit_generator.state = state["random"]
 
 
 class ExperienceSource:
-    """Steps environments in turn, forever; an episode that ends is followed by the next.
+    """Steps environments in turn, forever; after an episode the next one begins.
 
     Iterating yields lists of ``steps * len(envs)`` transitions: the actions of all
     environments are chosen together, then each environment is stepped.
@@ -171,7 +222,7 @@ class ExperienceSource:
     Args:
         envs: environments whose observations are ``LazyFrames``, as ``FrameStack`` returns them.
         agent: maps the list of current states to their actions.
-        seed: environment ``i`` is seeded with ``seed + i``, so games differ and repeat.
+        seed: environment ``i`` gets ``seed + i``, so games differ, and can be repeated.
         steps: agent steps of every environment per list.
     """
 
@@ -190,11 +241,11 @@ class ExperienceSource:
         self._begins = [True] * len(envs)  # whether the next step is the first of an episode
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: how the current games came about."""
+        """For a checkpoint: how to get back into the current games."""
         return {"games": [env.state_dict() for env in self.envs], "begins": list(self._begins)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Bring new environments to where ``state_dict`` was taken."""
+        """Bring new environments to the point where ``state_dict`` was taken."""
         games = zip(self.envs, state["games"], strict=True)
         self._states = [env.play_again(game) for env, game in games]
         self._begins = list(state["begins"])

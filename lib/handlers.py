@@ -1,12 +1,12 @@
-"""What happens around the updates, as ignite handlers: reward, speed, stopping, TensorBoard.
+"""Everything around the updates, as ignite handlers: reward, FPS, stopping, TensorBoard.
 
-They keep their figures in the engine's state, beside those of ``lib.events``:
+The handlers keep their figures in the engine's state, beside those of ``lib.events``:
 
     avg_reward, best_avg_reward   smoothed exponentially, from the first episode on
-    solved                        whether avg_reward reached the bound
+    solved                        whether avg_reward reached --stop-reward
     time_passed                   seconds since the first environment step
     phase                         "filling" (the replay buffer), then "training"
-    fps, avg_fps                  frames per second lately, and in the whole phase
+    fps, avg_fps                  frames per second: recent, and over the whole phase
 """
 
 import math
@@ -31,19 +31,19 @@ ALPHA = 0.98  # of the smoothed reward and loss
 
 
 def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, learned: dict[str, Any]) -> None:
-    """Attach all that a rung wants to happen around its updates.
+    """Attach everything that a rung needs around its updates.
 
-    The engine's process function returns the loss as a detached tensor: it stays on its
-    device, and nothing here waits for the device more often than every ``LOG_EVERY`` updates.
+    The engine's process function returns the loss as a detached tensor, which stays on its
+    device. Nothing here waits for the device more often than every ``LOG_EVERY`` updates.
 
     Args:
         engine: makes the updates.
         run: what ``lib.run.launch`` gave.
         epsilon: the schedule, by frame.
-        learned: what checkpoints keep besides the counters; each has ``state_dict`` and
-            ``load_state_dict``. If the run goes on with an earlier one, they are loaded here.
+        learned: what checkpoints store besides the counters; each has ``state_dict`` and
+            ``load_state_dict``. If the run is resumed, they are loaded here.
     """
-    engine.logger.disabled = True  # a failure is reported once, by lib.run
+    engine.logger.disabled = True  # lib.run reports a failure, once
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
 
     track_reward(engine, run.hyperparams.stop_reward)
@@ -62,7 +62,7 @@ def track_reward(engine: Engine, bound: float) -> None:
     """Smooth the reward exponentially, from the first episode on; stop at the bound."""
     engine.state.episode = None
     engine.state.avg_reward, engine.state.best_avg_reward = math.nan, -math.inf
-    engine.state.solved = False  # and once it is, games that end in the same step change nothing
+    engine.state.solved = False  # games that end in the step that solved it change nothing
 
     @engine.on(PlayEvents.EPISODE_COMPLETED)
     def smooth(engine: Engine) -> None:
@@ -84,13 +84,13 @@ def track_reward(engine: Engine, bound: float) -> None:
 
 
 class Speed:
-    """Keeps time and frames per second, each phase by itself."""
+    """Measures time and frames per second, separately for each phase."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.clock, self.phase, self.lap = Timer(), Timer(), Timer()
-        self.phase_frames = self.lap_frames = 0  # when the phase, and the lap, began
-        # Of the run that this one goes on with:
+        self.phase_frames = self.lap_frames = 0  # at the start of the phase and of the lap
+        # Of the run that is resumed:
         self.seconds_before = self.training_seconds_before = 0.0
         self.training_frames_before = 0
         state = engine.state
@@ -109,7 +109,7 @@ class Speed:
             timer.reset()
 
     def iteration_started(self) -> None:
-        """The first update begins the training phase."""
+        """Begin the training phase with the first update."""
         state = self.engine.state
         state.update_due = False
         if state.phase == "training":
@@ -122,7 +122,7 @@ class Speed:
         self.lap.reset()
 
     def frames_played(self) -> None:
-        """Keep the time; while filling, say now and then how fast it is."""
+        """Update the time; while filling, also measure FPS now and then."""
         state = self.engine.state
         state.time_passed = self.seconds_before + self.clock.value()
         if state.phase == "filling" and state.frames - self.lap_frames >= FILLING_EVERY:
@@ -130,7 +130,7 @@ class Speed:
             self.engine.fire_event(PlayEvents.FILLING)
 
     def measure(self) -> None:
-        """Frames per second since the last time, and in the whole phase."""
+        """Measure frames per second since the last call, and over the whole phase."""
         state = self.engine.state
         state.time_passed = self.seconds_before + self.clock.value()
         frames, seconds = state.frames - self.phase_frames, self.phase.value()
@@ -145,7 +145,7 @@ class Speed:
             self.lap.reset()
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint keeps: the time so far, and that of training."""
+        """For a checkpoint: the time so far, and the time of training."""
         state = self.engine.state
         training = state.phase == "training"
         return {
@@ -156,7 +156,7 @@ class Speed:
         }
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on counting where ``state_dict`` was taken."""
+        """Continue from where ``state_dict`` was taken."""
         self.seconds_before = state["seconds"]
         self.training_seconds_before = state["training_seconds"]
         self.training_frames_before = int(state["training_frames"])
@@ -164,9 +164,9 @@ class Speed:
 
 
 def track_loss(engine: Engine, run: Run) -> RunningAverage:
-    """Smooth the loss, and fail when it is no longer a number."""
+    """Smooth the loss, and fail when it is not finite."""
     average = RunningAverage(output_transform=lambda loss: loss, alpha=ALPHA, device=run.device)
-    # Updated with every loss on its device, but computed, which waits for it, rarely.
+    # Every loss is added on the device. The average is read rarely: that waits for the device.
     logged = Events.ITERATION_COMPLETED(every=LOG_EVERY)
     average.attach(
         engine, "avg_loss", MetricUsage(Events.STARTED, logged, Events.ITERATION_COMPLETED)
@@ -174,7 +174,7 @@ def track_loss(engine: Engine, run: Run) -> RunningAverage:
 
     @engine.on(logged)
     def check(engine: Engine) -> None:
-        loss = engine.state.metrics["avg_loss"]  # remembers every loss that was not finite
+        loss = engine.state.metrics["avg_loss"]  # one loss that is not finite spoils it for good
         if not math.isfinite(loss):
             raise Failure(f"the loss became {loss} within {engine.state.iteration:,} updates")
 
@@ -182,7 +182,7 @@ def track_loss(engine: Engine, run: Run) -> RunningAverage:
 
 
 def stop_at(engine: Engine, max_frames: int) -> None:
-    """Stop after so many frames; 0 for no limit."""
+    """Stop after this many frames; 0: no limit."""
 
     @engine.on(PlayEvents.FRAMES_PLAYED)
     def check(engine: Engine) -> None:
@@ -191,7 +191,7 @@ def stop_at(engine: Engine, max_frames: int) -> None:
 
 
 def stop_on_signals(engine: Engine, run: Run) -> None:
-    """Finish the iteration and stop when asked to; a second Ctrl-C does not wait for that."""
+    """On Ctrl-C or SIGTERM finish the iteration and stop; a second Ctrl-C stops at once."""
 
     def stop(number: int, _: object) -> None:
         run.signal = number
@@ -205,7 +205,7 @@ def stop_on_signals(engine: Engine, run: Run) -> None:
 
 
 def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Schedule) -> None:
-    """Write the curves: by episode, by frames while filling, by updates while training."""
+    """Write the curves: per episode, per frames while filling, per updates while training."""
     state = engine.state
 
     logger.attach_output_handler(

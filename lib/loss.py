@@ -12,8 +12,8 @@ def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: flo
     Source: Mnih et al., Nature 518 (2015), algorithm 1.
 
     Args:
-        q: values of ``batch.states`` by the network that learns, (batch, actions).
-        next_q: values of ``batch.next_states`` by the target network, (batch, actions).
+        q: values of ``batch.states`` from the network that learns, (batch, actions).
+        next_q: values of ``batch.next_states`` from the target network, (batch, actions).
         batch: where actions, rewards and terminal flags come from.
         gamma: discount per agent step.
 
@@ -29,8 +29,8 @@ def squared_error(q: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor)
 
     Args:
         q: values of all actions, (batch, actions).
-        actions: those taken, int64, (batch,).
-        targets: what their values should be, float32, (batch,).
+        actions: the actions that were taken, int64, (batch,).
+        targets: of the values of these actions, float32, (batch,).
 
     Returns:
         A float32 scalar.
@@ -46,18 +46,18 @@ def lambda_returns(
     gamma: float,
     trace: float,
 ) -> torch.Tensor:
-    """Q(lambda) returns of a rollout: what came, mixed with what the network expected.
+    """Q(lambda) returns of a rollout: a mix of the rewards and of the network's own estimates.
 
     Source: Peng and Williams, Machine Learning 22 (1996); Gallici et al., arXiv:2407.04811.
 
     Args:
         rewards: float32, (time, environments).
-        ended: 1.0 where a game ended with the step, (time, environments); nothing follows, in a
-            game that was cut short neither.
-        values: of the best action in each state and in the one after the last, (time + 1,
+        ended: 1.0 where a game ended with the step, (time, environments). No value follows, not
+            even after a truncated game.
+        values: of the greedy action in each state and in the state after the last step, (time + 1,
             environments).
         gamma: discount per agent step.
-        trace: lambda; 0: one-step targets, 1: the rewards alone, up to the end of the rollout.
+        trace: lambda; 0: one-step targets; 1: only rewards, up to the end of the rollout.
 
     Returns:
         float32, (time, environments).

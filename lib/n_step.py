@@ -1,9 +1,9 @@
-"""n-step transitions of many games, packed for the way from a player to the learner.
+"""n-step transitions of many games, packed into messages from a player to the learner.
 
 Source: Sutton, Machine Learning 3 (1988), for n-step returns; Horgan et al., arXiv:1803.00933, for
-players that compute them. A message stands on its own: it holds every frame once, and besides the
-new ones the few of the message before that its first transitions begin with. So it does not matter
-in which order messages come, or whether one is lost with its player.
+players that compute them. A message is complete in itself. It holds every new frame once, and the
+few frames of the message before that its first transitions need. So messages may come in any order,
+and one may be lost with its player.
 """
 
 import zlib
@@ -21,13 +21,13 @@ class Transitions:
     """A message: m transitions of one player, cut from f frames, which travel compressed."""
 
     player: int  # its number
-    version: int  # updates that its weights were made by
+    version: int  # number of updates that made its weights
     frames: np.ndarray  # uint8, (f, height, width): step by step, in each step game by game
     windows: np.ndarray  # int32, (m, 2 * stack): numbers of the frames of state and next state
     actions: np.ndarray  # int64, (m,)
     rewards: np.ndarray  # float32, (m,): n discounted ones, fewer if the game ends before
     terminated: np.ndarray  # bool, (m,): the game ended, no value follows
-    episodes: list[list[Episode | None]]  # by new step and game: the games that ended with it
+    episodes: list[list[Episode | None]]  # per new step and game: the game that ended, or None
 
     @property
     def played(self) -> int:
@@ -35,7 +35,7 @@ class Transitions:
         return sum(map(len, self.episodes))
 
     def first_game(self) -> list[tuple[np.ndarray, Episode | None]]:
-        """The new frames of the first game, (1, height, width), and the episodes that ended."""
+        """The new frames of the first game, (1, height, width), each with the episode it ended."""
         frames = self.frames[-self.played :: len(self.episodes[0])]
         return [(frame[None], step[0]) for frame, step in zip(frames, self.episodes, strict=True)]
 
@@ -50,7 +50,7 @@ class Transitions:
 
 
 class NStepRecorder:
-    """Remembers what games did until their n-step transitions are complete.
+    """Records games until their n-step transitions are complete.
 
     Args:
         stack: frames of a state.
@@ -67,32 +67,32 @@ class NStepRecorder:
         self._actions: list[np.ndarray] = []
         self._steps: list[VectorStep] = []
         self._new = 0  # steps since the last message
-        self._begin = 0  # the first step that has not been the state of a transition
+        self._begin = 0  # the first step that was not the state of a transition yet
 
     def add(self, states: np.ndarray, actions: np.ndarray, step: VectorStep) -> None:
-        """Remember a step of all games.
+        """Record a step of all games.
 
         Args:
             states: acted on, uint8, (games, stack, height, width).
             actions: int64, (games,).
-            step: what came of them.
+            step: the outcome of the actions.
         """
         if self._ages:
             ages = np.where(self._steps[-1].ended, 0, self._ages[-1] + 1)
         else:
             ages = np.zeros(len(actions), dtype=np.int64)
-        self._frames.append(states[:, -1].copy())  # without the rest of the stacks
+        self._frames.append(states[:, -1].copy())  # the other frames of the stacks are known
         self._ages.append(ages)
         self._actions.append(actions)
         self._steps.append(step)
         self._new += 1
 
     def pack(self, player: int, version: int) -> Transitions:
-        """The transitions that are complete; there must be more than ``n_steps`` steps.
+        """The complete transitions; there must be more than ``n_steps`` steps.
 
         Args:
-            player: which this is.
-            version: of the weights it played with.
+            player: number of this player.
+            version: of the weights that played.
         """
         frames = np.stack(self._frames)  # (steps, games, height, width)
         ages = np.stack(self._ages)
@@ -101,13 +101,13 @@ class NStepRecorder:
         rewards, terminated, cut_short = self._returns(starts)
 
         def windows(steps: np.ndarray) -> np.ndarray:
-            """The frames of these states; a game begins with its first frame repeated."""
+            """The frame numbers of these states; a game begins with its first frame repeated."""
             back = np.arange(self.stack - 1, -1, -1)
             shown = steps[:, None, None] - np.minimum(back, ages[steps][:, :, None])
             return shown * n_games + np.arange(n_games)[:, None]  # (steps, games, stack)
 
         both = np.concatenate([windows(starts), windows(starts + self.n_steps)], axis=2)
-        whole = ~cut_short  # a game that was cut short leaves no state to go on from
+        whole = ~cut_short  # a truncated game leaves no next state
         transitions = Transitions(
             player=player,
             version=version,
@@ -139,7 +139,7 @@ class NStepRecorder:
         return returns, terminated, cut_short
 
     def _forget(self) -> None:
-        """Keep the steps whose transitions are not complete, and those that their states show."""
+        """Keep only the steps of incomplete transitions, and the steps that their states show."""
         kept = min(self.n_steps + self.stack - 1, len(self._frames))
         for remembered in (self._frames, self._ages, self._actions, self._steps):
             del remembered[:-kept]

@@ -1,9 +1,9 @@
-"""Pictures for TensorBoard, now and then: what the network sees, and what it makes of it.
+"""Pictures for TensorBoard: what the network sees, and how it values it.
 
 watch/state           the frames of one state, side by side, the newest on the right
 watch/q_values        histogram over a batch
 watch/gradient_norm   of the last update
-watch/best_game       the end of the best game of the first environment so far, a strip
+watch/best_game       a strip: the end of the first environment's best game so far
 """
 
 from collections import deque
@@ -25,12 +25,12 @@ APART = 4  # and the strip has every so many-th
 
 
 def log_pictures(engine: Engine, run: Run, learned: dict[str, Any]) -> None:
-    """Write them at intervals; nothing is kept but the last frames of one environment.
+    """Write the pictures at intervals; memory holds only the last frames of one environment.
 
     Args:
-        engine: makes the updates; ``lib.events`` keeps what is seen in its state.
-        run: gets them.
-        learned: as for ``attach_handlers``; looks at ``net`` and ``buffer``.
+        engine: makes the updates; its state has the newest frames, see ``lib.events``.
+        run: gets the pictures.
+        learned: as for ``attach_handlers``; only ``net`` and ``buffer`` are used.
     """
     net, buffer, writer = learned["net"], learned["buffer"], run.tensorboard.writer
     frames: deque[np.ndarray] = deque(maxlen=STRIP * APART)

@@ -1,10 +1,11 @@
 """A player in a process of its own, and the bounded queue between it and the trainer.
 
-The queue is one pipe in each direction. Transitions go one way; the other way go the numbers
-of transitions that were taken, and a player that is ``bound`` ahead waits for them. So
-nobody spins, nothing is left in the system when a process is killed, and whichever
-side dies, the other one reads the end of the pipe at once, in the middle of a message too,
-where a lock of ``multiprocessing.Queue`` would have died with its holder.
+The queue is one pipe in each direction. The player sends transitions. The trainer answers with the
+number of transitions it has taken, and a player that is ``bound`` ahead waits for this answer.
+
+So nobody polls in a loop, and a killed process leaves nothing in the system. If one side dies, the
+other reads the end of the pipe at once, even in the middle of a message. A
+``multiprocessing.Queue`` could hang: a dead process may still hold its lock.
 """
 
 import copy
@@ -29,13 +30,13 @@ from lib.experience import Transition
 from lib.run import Failure, describe_device_error, prepare_torch
 from lib.transfer import is_asynchronous
 
-WAIT_SECONDS = 1.0  # between looks at whether the trainer was asked to stop
-EXIT_SECONDS = 10.0  # for a player to go by itself: on a GPU, or a busy machine, that takes a while
+WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop
+EXIT_SECONDS = 10.0  # for a player to end by itself, which is slow on a GPU or a busy machine
 SHARED_MEMORY = Path("/dev/shm")
-START_SECONDS = 120.0  # for its first transition, where the limit is shorter
+START_SECONDS = 120.0  # for its first transition, if the time limit is shorter
 
 
-NO_SHARING = "; memory of this GPU cannot be shared: --play-device cpu does without"
+NO_SHARING = "; memory of this GPU cannot be shared: use --play-device cpu"
 
 
 class ExperienceQueue:
@@ -43,7 +44,7 @@ class ExperienceQueue:
 
     Args:
         pipe: to the trainer.
-        bound: transitions that may be under way.
+        bound: transitions that may be on their way.
     """
 
     def __init__(self, pipe: Connection, bound: int) -> None:
@@ -54,7 +55,7 @@ class ExperienceQueue:
         """Send a transition; wait while the queue is full.
 
         Raises:
-            EOFError, BrokenPipeError, ConnectionResetError: the trainer is gone.
+            EOFError, BrokenPipeError, ConnectionResetError: if the trainer is gone.
         """
         while self._free == 0 or self._pipe.poll():
             self._free += self._pipe.recv()
@@ -65,17 +66,17 @@ class ExperienceQueue:
 class Player:
     """The trainer's end: starts the process, and iterates over what it played.
 
-    Iterating yields lists of the transitions that are there, at least one; an empty list
-    after a second without any, so that whoever iterates can stop.
+    Iterating yields lists of the transitions that have arrived. After a second without any it
+    yields an empty list, so that the caller can stop.
 
     Args:
-        play: a function of a module (it is started with ``spawn``), called in the player with
-            the queue and ``args``. What it raises becomes the trainer's ``Failure``.
-        args: passed to ``play``. Networks among them keep sharing their weights with the
-            trainer: through shared memory on the CPU, through CUDA IPC on the GPU. One that is
-            on the GPU while the player acts on the CPU gets there as a ``Mirror``.
-        bound: transitions that the player may be ahead.
-        seed: of the process.
+        play: a module-level function (the process is started with ``spawn``), called in the player
+            with the queue and ``args``. Its exceptions become the trainer's ``Failure``.
+        args: passed to ``play``. Networks in it share their weights with the trainer: in shared
+            memory on the CPU, through CUDA IPC on the GPU. If a network is on the GPU and the
+            player acts on the CPU, the player gets the copy of a ``Mirror``.
+        bound: how many transitions the player may be ahead.
+        seed: of the player's process.
         timeout: seconds without a transition after which the player counts as lost.
         device: where the player acts.
     """
@@ -103,7 +104,7 @@ class Player:
             target=_run_player,
             args=(theirs, self.bound, self._seed, self._play, Packed(args), self._shares_gpu),
             name="player",
-            daemon=True,  # never outlives the trainer, even if that forgets to close
+            daemon=True,  # never outlives the trainer
         )
         try:
             self.process.start()
@@ -111,11 +112,11 @@ class Player:
             if self._shares_gpu:
                 raise Failure(f"{_first_line(error)}{NO_SHARING}") from None
             raise
-        theirs.close()  # the player holds the only other end, so its death ends the pipe
+        theirs.close()  # now the player alone holds this end, so its death ends the pipe
         return self
 
     def _handed_over(self, arg: Any) -> Any:
-        """What the player gets in an argument's place."""
+        """The argument as the player gets it."""
         if self._device.type != "cpu" or not _is_on_gpu(arg):
             return arg
         self._mirrors.append(Mirror(arg))
@@ -127,8 +128,8 @@ class Player:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._pipe.close()  # which the player notices
-        if error is None or self._shares_gpu:  # after a failure nothing is left to wait for
+        self._pipe.close()  # the player notices this and ends
+        if error is None or self._shares_gpu:  # after a failure there is nothing to wait for
             self.process.join(EXIT_SECONDS)
         if self.process.is_alive():
             self.process.kill()
@@ -152,7 +153,7 @@ class Player:
                     self._pipe.send(len(taken))
                     deadline = time.monotonic() + self.timeout
                 elif time.monotonic() > deadline:
-                    self.process.kill()  # it would not hear that it is to go
+                    self.process.kill()  # it would not notice a closed pipe
                     raise Failure(f"the player sent nothing for {self.timeout:g} seconds")
             except (EOFError, OSError):  # between messages, or within one
                 raise Failure(f"the player {self._how_it_ended()}") from None
@@ -169,18 +170,18 @@ class Player:
 class Mirror:
     """A copy of a network on the GPU in the CPU's shared memory, refreshed without waiting.
 
-    The weights go to the CPU in one piece, in the order of their bytes in memory, and are put
-    into the copy at the first refresh after they have arrived.
+    The weights go to the CPU in one piece, in the order of their bytes in memory. The first refresh
+    after their arrival puts them into the copy.
 
     Args:
-        network: on the GPU, its weights of one dtype; may go on learning.
+        network: on the GPU, with weights of one dtype; it may keep learning.
     """
 
     def __init__(self, network: nn.Module) -> None:
         self.network = copy.deepcopy(network).cpu()
         self._sources = [_as_vector(weight) for weight in network.parameters()]
         self._gathered = torch.cat(self._sources)
-        # What the copy's weights are parts of: one memory, shared in one piece.
+        # One piece of shared memory; the copy's weights are parts of it.
         self._shared = self._gathered.cpu().share_memory_()
         begin = 0
         for weight in self.network.parameters():
@@ -192,7 +193,7 @@ class Mirror:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Put what has arrived into the copy, and ask for the newest weights."""
+        """Put the weights that have arrived into the copy, and request the newest ones."""
         if self._arrived is not None:
             if not self._arrived.query():
                 return
@@ -204,7 +205,7 @@ class Mirror:
 
 
 def _as_vector(weight: torch.Tensor) -> torch.Tensor:
-    """The numbers of a dense tensor in the order in which they lie in memory, without a copy."""
+    """The numbers of a dense tensor in memory order, without a copy."""
     return weight.detach().as_strided((weight.numel(),), (1,))
 
 
@@ -215,10 +216,10 @@ def _is_on_gpu(arg: Any) -> bool:
 
 
 class Packed:
-    """Arguments of a player, which it unpacks when it is ready to say what went wrong with that.
+    """Arguments of a player, which it unpacks itself, so that it can report an error in one line.
 
-    ``multiprocessing`` would unpack them before anything of ours runs, and memory of the GPU
-    that cannot be opened would end in a traceback.
+    ``multiprocessing`` would unpack them before our code runs. If memory of the GPU cannot be
+    opened, that would end in a traceback.
     """
 
     def __init__(self, args: tuple[Any, ...]) -> None:
@@ -231,7 +232,7 @@ class Packed:
         self._args = packed
 
     def unpack(self) -> tuple[Any, ...]:
-        """The arguments, once, in the player."""
+        """The arguments; call it once, in the player."""
         packed, self._args = self._args, None
         return ForkingPickler.loads(packed)
 
@@ -244,17 +245,17 @@ def _run_player(
     packed: Packed,
     shares_gpu: bool,
 ) -> None:
-    """What the player's process runs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to both; the trainer decides
+    """The main function of the player's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the trainer decides
     prepare_torch(seed)
-    torch.set_num_threads(1)  # one state at a time; the cores belong to the trainer
+    torch.set_num_threads(1)  # one state at a time needs no more; the trainer needs the cores
     exit_code, hint = 0, NO_SHARING if shares_gpu else ""
     try:
         args = packed.unpack()
         hint = ""
         play(ExperienceQueue(pipe, bound), *args)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the trainer is done
+        pass  # the trainer has ended
     except Exception as error:
         exit_code = 1
         place = traceback.extract_tb(error.__traceback__)[-1]
@@ -263,16 +264,16 @@ def _run_player(
         pipe.send(f"{message} ({Path(place.filename).name}, line {place.lineno})")
     if shares_gpu:
         args = ()
-        gc.collect()  # lets go of the trainer's memory
+        gc.collect()  # releases the trainer's memory
         if trainer := parent_process():
             remove_leftovers(trainer)
     sys.exit(exit_code)
 
 
 def remove_leftovers(trainer: BaseProcess) -> None:
-    """If the trainer was killed, remove the file in shared memory with which torch counts users.
+    """If the trainer was killed, remove the file in shared memory in which torch counts users.
 
-    The file is named after its process. A trainer that ends by itself removes it.
+    Its name contains the process id. A trainer that ends by itself removes the file.
     """
     if wait([trainer.sentinel], timeout=0.1):
         for file in SHARED_MEMORY.glob(f"torch_{trainer.pid}_*"):

@@ -1,16 +1,16 @@
-"""How a game becomes the states and actions that a network is trained on."""
+"""How a game becomes the states and actions of a network."""
 
 from dataclasses import dataclass
 
-PONG_ROWS = (13, 78)  # of 84, those between the walls; above them is the score
-PONG_ACTIONS = (0, 2, 3)  # of six, those that differ: stay, up, down
+PONG_ROWS = (13, 78)  # of 84: those between the walls; the score is above them
+PONG_ACTIONS = (0, 2, 3)  # of six: those that differ, stay, up and down
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a network has to be given, and what its values stand for.
+    """The input that a network expects, and the actions that its values belong to.
 
-    The settings of a run say it (``CommonOptions.recipe``), and its checkpoints keep it. The
+    It comes from the settings of a run (``CommonOptions.recipe``), and checkpoints store it. The
     defaults are DeepMind's (Mnih et al., Nature 518 (2015), methods).
 
     Args:
@@ -18,9 +18,9 @@ class Recipe:
         max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
         stack: frames of a state.
         resize: a key of ``lib.atari_wrappers.RESIZERS``.
-        rows: the part of the 84 rows that a state shows, from the first to before the second.
-        actions: the actions of the game that are played, in the order of the network's values;
-            None for all of them.
+        rows: the rows of the 84 that a state shows: the first, and the one after the last.
+        actions: the actions to use, in the order of the network's values; None: all actions of
+            the game.
     """
 
     env: str

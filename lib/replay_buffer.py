@@ -4,11 +4,10 @@ Neighbouring stacked states share all frames but one, and the next state of one 
 the state of the following one. Kept as pairs of stacks, a transition of 84x84 pixels and four
 stacked frames would take 2 * 4 * 84 * 84 = 56 KB; kept as its one new frame it takes 7 KB.
 
-The trick that makes sampling simple: whatever happens in an episode, state and next state
-together are a *window* of stack + 1 frames, the state being its first and the next state its
-last ``stack`` frames. A new episode starts with its first frame repeated, just as FrameStack
-repeats it. So a transition is stored as the numbers of its window's frames, and sampling is
-one look-up of windows and one gathering of frames.
+State and next state together are a *window* of stack + 1 frames: the state is its first ``stack``
+frames, and the next state is its last ``stack`` frames. A new episode starts with its first frame
+repeated, as in FrameStack. So a transition is stored as the numbers of its window's frames. To
+sample is to look up windows and to gather their frames.
 """
 
 from collections.abc import Sequence
@@ -37,12 +36,12 @@ class ReplayBuffer:
     Source: Lin, Machine Learning 8 (1992); Mnih et al., Nature 518 (2015).
 
     Args:
-        capacity: transitions to hold. Besides them there is room for ``capacity // 16``
-            frames that begin an episode; should episodes be so short that this is not
-            enough, the oldest transitions are dropped earlier.
+        capacity: transitions to hold. There is extra room for ``capacity // 16`` frames that
+            begin an episode. If episodes are so short that this is not enough, the oldest
+            transitions are dropped earlier.
         observation_shape: (stack, height, width) of the stacked observation.
         device: where sampled batches go.
-        seed: of the sampling.
+        seed: of the random samples.
     """
 
     def __init__(
@@ -57,32 +56,32 @@ class ReplayBuffer:
         self.capacity = capacity
         self.device = torch.device(device)
         self._stack, *frame_shape = observation_shape
-        # Unwritten memory costs nothing until the ring reaches it.
+        # The system gives us this memory only when the ring reaches it.
         n_frames = capacity + capacity // 16 + self._stack + 1
         self._frames = np.empty((n_frames, *frame_shape), dtype=np.uint8)
         self._frames_written = 0
-        # Transition i lives at i % capacity; its window holds frame numbers that never wrap
-        # (frame n lives at n % n_frames), so a frame that was overwritten is recognised.
+        # Transition i is at i % capacity, and frame n at n % n_frames. Windows hold the numbers n,
+        # which never wrap, so a frame that was overwritten is recognised.
         self._windows = np.empty((capacity, self._stack + 1), dtype=np.int64)
         self._actions = np.empty(capacity, dtype=np.int64)
         self._rewards = np.empty(capacity, dtype=np.float32)
         self._terminated = np.empty(capacity, dtype=np.bool_)
         self._transitions_written = 0
         self._state_windows: dict[int, list[int]] = {}  # the current state of each environment
-        self._rng = np.random.default_rng((seed, 2))  # a stream of its own
+        self._rng = np.random.default_rng((seed, 2))  # a random stream of its own
 
     def __len__(self) -> int:
-        """Transitions written so far, at most ``capacity``."""
+        """Transitions in the buffer, at most ``capacity``."""
         return min(self._transitions_written, self.capacity)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the buffer takes when it is full."""
+        """Size of the full buffer in bytes."""
         arrays = (self._windows, self._actions, self._rewards, self._terminated)
         return self._frames.nbytes + sum(array.nbytes for array in arrays)
 
     def append(self, transition: Transition) -> None:
-        """Store a transition; those of one environment must come in their order."""
+        """Store a transition; transitions of one environment must come in order."""
         if transition.first_frame is not None:
             first = self._store(transition.first_frame)
             self._state_windows[transition.env] = [first] * self._stack
@@ -115,7 +114,7 @@ class ReplayBuffer:
         windows = self._windows[indices]
         oldest_frame = self._frames_written - len(self._frames)
         lost = windows[:, 0] < oldest_frame
-        if lost.any():  # many short episodes: newer frames have taken the place of theirs
+        if lost.any():  # many short episodes: newer frames have replaced theirs
             whole = np.flatnonzero(self._windows[: len(self), 0] >= oldest_frame)
             if not len(whole):
                 raise ValueError("every transition has lost frames: the capacity is too small")
@@ -131,7 +130,7 @@ class ReplayBuffer:
         return Batch(stacks[:, :-1], actions, rewards, terminated, stacks[:, 1:])
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: everything, the frames without a copy."""
+        """For a checkpoint: everything, the frames without a copy."""
         return {
             "frames_written": self._frames_written,
             "transitions_written": self._transitions_written,
@@ -141,7 +140,7 @@ class ReplayBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken, of a buffer of the same size."""
+        """Continue from where ``state_dict`` was taken; the buffer must have the same size."""
         self._frames_written = state["frames_written"]
         self._transitions_written = state["transitions_written"]
         self._state_windows = dict(state["state_windows"])
@@ -150,7 +149,7 @@ class ReplayBuffer:
             array[:] = state[name].numpy()
 
     def _written(self) -> dict[str, np.ndarray]:
-        """Of every array the part that was written."""
+        """The written part of every array."""
         n = len(self)
         return {
             "frames": self._frames[: self._frames_written],

@@ -1,19 +1,19 @@
-"""An environment that can be brought back to where it was."""
+"""An environment that can be resumed in the middle of a game."""
 
 from typing import Any
 
 import gymnasium as gym
 
-RESET = -1  # in the place of an action: a reset within a game, as after a lost life
+RESET = -1  # recorded as an action: a reset within a game, after a lost life
 
 
 class ResumableEnv(gym.Wrapper):
-    """Gets to the middle of a game again by playing it again from its beginning.
+    """Gets back to the middle of a game by playing it again from its beginning.
 
-    Where a game stands is scattered over the emulator and all wrappers around it. But it follows
-    from the random state at the game's beginning and the actions since: a few numbers, and
-    nothing has to know what is inside. The game must not be random in other ways, as it is
-    with sticky actions.
+    The state of a game is spread over the emulator and all wrappers. But it follows from the random
+    state at the beginning of the game and the actions since then. These are a few numbers, and
+    nobody has to look into emulator and wrappers. The game must not be random in other ways: sticky
+    actions, for example, cannot be resumed.
 
     A game begins with the reset after a step that reported ``episode``
     (``gymnasium.wrappers.RecordEpisodeStatistics``), or with a seed.
@@ -29,7 +29,7 @@ class ResumableEnv(gym.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin a game, or go on with it after a lost life."""
+        """Begin a game, or continue it after a lost life."""
         if self._game_over or seed is not None:
             self._seed, self._actions, self._game_over = seed, [], False
             self._random = None if seed is not None else self._generator().state
@@ -45,11 +45,11 @@ class ResumableEnv(gym.Wrapper):
         return step
 
     def state_dict(self) -> dict[str, Any]:
-        """How the current game came about."""
+        """The beginning of the current game, and its actions so far."""
         return {"seed": self._seed, "random": self._random, "actions": list(self._actions)}
 
     def play_again(self, state: dict[str, Any]) -> Any:
-        """Play the game that ``state_dict`` told of, in an environment that was not used yet.
+        """Play the game of ``state_dict`` again, in an environment that was not used yet.
 
         Returns:
             The newest observation.

@@ -1,4 +1,4 @@
-"""The frames of the last rollout, and the returns that are learned from them."""
+"""The frames of the last rollout, and their returns."""
 
 from typing import Any, NamedTuple
 
@@ -19,17 +19,17 @@ class Targets(NamedTuple):
 
 
 class Rollout:
-    """Records so many steps of all environments; then looks back, and records the next ones.
+    """Records a rollout of all environments; then computes its returns, and records the next one.
 
-    What was looked back on stays in its place until the next look back, where a compiled or
-    captured update finds it.
+    The finished rollout stays in its place until the next one is finished. So a compiled or
+    captured update finds it there.
 
     Args:
-        length: steps of a rollout.
+        length: steps of each environment in a rollout.
         states_shape: (environments, stack, height, width).
         gamma: discount per agent step.
         trace: lambda of the returns.
-        device: where everything is kept.
+        device: holds everything.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Rollout:
         self._rewards = torch.zeros((length, n), device=device)
         self._ended = torch.zeros((length, n), device=device)
         self._values = torch.zeros((length + 1, n), device=device)
-        # What is learned from next: places in a random order, and how far it was gone through.
+        # A random order of the frames, and the place in it of the next sample.
         self._order = torch.zeros(length * n, dtype=torch.int64, device=device)
         self._next = torch.zeros((), dtype=torch.int64, device=device)
         self._step = 0
-        self.complete = False  # there is something to look back on
+        self.complete = False  # a finished rollout exists
         self.past = Targets(
             self._states.flatten(0, 1).clone(),
             self._actions.flatten().clone(),
@@ -59,13 +59,13 @@ class Rollout:
         )
 
     def __len__(self) -> int:
-        """Frames of a rollout."""
+        """Number of frames of a rollout."""
         return len(self.past.actions)
 
     def state_values(self, states: torch.Tensor, values: torch.Tensor) -> None:
-        """Record the states of all environments and the values of their best actions.
+        """Record the states of all environments, and the values of their greedy actions.
 
-        With those after the last step the rollout is complete, and is looked back on.
+        The states after the last step complete the rollout: its returns are computed.
         """
         self._values[self._step] = values
         if self._step == self._length:
@@ -83,7 +83,7 @@ class Rollout:
         self._states[self._step] = states
 
     def outcome(self, actions: np.ndarray, rewards: np.ndarray, ended: np.ndarray) -> None:
-        """Record what was done, and what came of it: int64, float32 and bool, (environments,)."""
+        """Record actions, rewards and ends: int64, float32 and bool, (environments,)."""
         tables = (self._actions, self._rewards, self._ended)
         columns = upload(self._actions.device, actions, rewards, ended)
         for table, column in zip(tables, columns, strict=True):
@@ -91,12 +91,12 @@ class Rollout:
         self._step += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: what was looked back on."""
+        """For a checkpoint: the finished rollout."""
         past = dict(self.past._asdict())
         return {"past": past, "order": self._order, "next": self._next, "complete": self.complete}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with it; a new rollout begins."""
+        """Continue with the finished rollout; a new one begins."""
         for mine, kept in zip(self.past, state["past"].values(), strict=True):
             mine.copy_(kept)
         self._order.copy_(state["order"])
@@ -104,7 +104,7 @@ class Rollout:
         self.complete = state["complete"]
 
     def sample(self, batch_size: int) -> Targets:
-        """The next frames of what was looked back on, in a random order that goes round."""
+        """The next frames of the finished rollout, in a random order that repeats at its end."""
         places = self._next + torch.arange(batch_size, device=self._next.device)
         self._next.add_(batch_size)
         drawn = self._order[places % len(self)]

@@ -36,24 +36,24 @@ DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error"
 
 
 class Failure(Exception):  # noqa: N818, it is how a run ends
-    """Training cannot go on; the message says why in one line."""
+    """Training cannot continue; the message says why in one line."""
 
 
 @dataclass
 class Run(Generic[Options]):
-    """What a rung is given besides its settings."""
+    """A run: what ``train`` gets besides its settings."""
 
     hyperparams: Options
     device: torch.device
     folder: Path
     tensorboard: TensorboardLogger
     script: str
-    checkpoint: dict[str, Any] | None = None  # the one to go on from
-    signal: int | None = field(default=None)  # the one that ended the run
+    checkpoint: dict[str, Any] | None = None  # the one to resume from
+    signal: int | None = field(default=None)  # the signal that ended the run
 
     @property
     def frames_before(self) -> int:
-        """Frames played when the run that goes on was saved; 0 in a new run."""
+        """Frames played before the checkpoint that this run resumes from; 0 in a new run."""
         return self.checkpoint["progress"]["frames"] if self.checkpoint else 0
 
     def autocast(self) -> torch.autocast:
@@ -67,11 +67,11 @@ def launch(
     """Run a rung as a program.
 
     Exit codes: 0 solved or frame limit reached, 1 failure, 2 bad arguments, 130 Ctrl-C,
-    143 SIGTERM. Every failure that can be foreseen is one line on standard error.
+    143 SIGTERM. Every expected failure is one line on standard error.
 
     Args:
         train: trains until it is done and returns the engine's state.
-        options: the rung's settings.
+        options: the class of the rung's settings.
         description: for ``--help``.
     """
     script = Path(sys.argv[0]).stem
@@ -98,10 +98,10 @@ def launch(
         if checkpoint:
             progress = checkpoint["progress"]
             print(
-                f"going on after {progress['frames']:,} frames, {progress['iteration']:,} updates",
+                f"resumed after {progress['frames']:,} frames, {progress['iteration']:,} updates",
                 flush=True,
             )
-        # Curves should be on the screen of whoever watches within seconds.
+        # TensorBoard should show new points within seconds.
         with TensorboardLogger(folder, flush_secs=5) as tensorboard:
             run = Run(hyperparams, device, folder, tensorboard, script, checkpoint)
             settings = asdict(hyperparams) | {"script": script} | machine
@@ -112,12 +112,12 @@ def launch(
             state = train(hyperparams, run)
             outcome = describe_outcome(state)
             for name, value in outcome.items():
-                if math.isfinite(value):  # avg_reward without any episode is not
+                if math.isfinite(value):  # avg_reward is not, before the first episode
                     tensorboard.writer.add_scalar(f"outcome/{name}", value)
             tensorboard.writer.file_writer.add_summary(end)
         print(_last_line(outcome, run))
         sys.exit(0 if run.signal is None else 128 + run.signal)
-    except (Failure, OSError) as failure:  # the disk is full, say
+    except (Failure, OSError) as failure:  # e.g. the disk is full
         print(f"{script}: failed: {failure}", file=sys.stderr)
         sys.exit(1)
     except RuntimeError as error:
@@ -132,34 +132,35 @@ def launch(
 
 
 def describe_device_error(error: Exception) -> str | None:
-    """What the GPU ran into, in one line; None if it is another error.
+    """The error of the GPU, in one line; None if it is another kind of error.
 
-    Such errors are told by whatever call comes next, so where they are raised means little.
+    A GPU reports an error late, at whatever call comes next. So the place where it is raised
+    means little.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     if isinstance(error, torch.OutOfMemoryError):
-        sentences = lines[0].split(". ")[:3]  # what was wanted, what there is; then advice
+        sentences = lines[0].split(". ")[:3]  # what was asked for, what is free; then advice
         return ". ".join(sentences) + "; a smaller --batch-size or --replay-size may fit"
     told = isinstance(error, torch.AcceleratorError) or lines[0].startswith(DEVICE_ERRORS)
     return lines[0] if told else None
 
 
 def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
-    """What TensorBoard's thread could not write it raises again in the loop: see ``launch``."""
+    """Stay silent about OSError: TensorBoard raises it again in the loop, see ``launch``."""
     if not isinstance(args.exc_value, OSError):
         threading.__excepthook__(args)
 
 
 def prepare_torch(seed: int) -> None:
-    """Seed torch and set what every process of a run sets before it computes anything."""
+    """Seed torch and set its global switches; every process of a run does this first."""
     random.seed(seed)
     torch.manual_seed(seed)
-    # Numbers below 1e-38 (the moments that Adam keeps of a unit that is never active end there)
-    # can take a CPU many times as long. Threads inherit this, so it comes before the first one.
+    # A CPU can be many times slower with numbers below 1e-38. Adam's moments of a unit that is
+    # never active become that small. Threads inherit this setting, so it comes before them.
     torch.set_flush_denormal(True)
     if torch.cuda.is_available():
-        # Matrix products do what convolutions do by default: where the GPU has units for it,
-        # their inputs are rounded to 10 bits of mantissa (TF32), and sums stay float32.
+        # Use TF32 for matrix products, as convolutions do by default: where the GPU has units for
+        # it, inputs are rounded to 10 bits of mantissa, and sums stay float32.
         torch.backends.cuda.matmul.allow_tf32 = True
     keep_freed_memory()
 
@@ -167,22 +168,22 @@ def prepare_torch(seed: int) -> None:
 def keep_freed_memory() -> None:
     """Let the C library reuse freed blocks instead of giving them back to the kernel.
 
-    An update on the CPU frees and takes again some blocks of 1 to 15 MB. By default glibc
-    returns them, and the kernel clears thousands of pages anew for each update: measured at
-    96 samples, 8 of 36 ms.
+    An update on the CPU frees blocks of 1 to 15 MB and soon needs them again. By default glibc
+    returns them, and the kernel must clear thousands of pages for each update. At 96 samples this
+    took 8 of 36 ms.
     """
     if sys.platform != "linux":
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc alone has it, musl has not
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it, musl does not
     if mallopt:
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc accepts
         mallopt(M_TRIM_THRESHOLD, 512 * 2**20)
 
 
 def open_folder(hyperparams: Options, script: str) -> tuple[Path, dict[str, Any] | None]:
-    """The folder of a new run; or that of the run to go on with, and its checkpoint.
+    """The folder of the run; if it is resumed, also its latest checkpoint.
 
-    What was logged after that checkpoint is cut off the event files: it will come again.
+    Everything logged after that checkpoint is cut off the event files: it will be logged again.
     """
     if not hyperparams.resume:
         return make_folder(hyperparams, script), None
@@ -193,16 +194,16 @@ def open_folder(hyperparams: Options, script: str) -> tuple[Path, dict[str, Any]
 
 
 def cut_events(folder: Path, lengths: Mapping[str, int]) -> None:
-    """Take from the curves what was logged after the checkpoint that knew these lengths."""
+    """Cut the event files to these lengths, which the checkpoint stored."""
     for file in folder.glob(EVENT_FILES):
         if file.name in lengths:
             os.truncate(file, lengths[file.name])
-        else:  # by a run that went on, and did not come to a checkpoint
+        else:  # from a resumed run that saved no checkpoint
             file.unlink()
 
 
 def make_folder(hyperparams: Options, script: str) -> Path:
-    """Make the folder of this run; no other run has it, even one of the same second."""
+    """Make a new folder for this run, even if another run starts in the same second."""
     game = hyperparams.env.split("NoFrameskip")[0].lower()
     started = time.strftime("%Y-%m-%dT%H-%M-%S")
     name = f"{script}-{game}-seed{hyperparams.seed}-{started}"
@@ -217,7 +218,7 @@ def make_folder(hyperparams: Options, script: str) -> Path:
 
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
-    """Say what the run runs on, in the order of interest."""
+    """The machine and the versions, the most important first."""
     gpus = {"cuda": _gpu_name, "mps": lambda _: "Apple"}
     machine: dict[str, str | int] = {
         "device": str(device),
@@ -231,7 +232,7 @@ def describe_machine(device: torch.device) -> dict[str, str | int]:
 
 
 def describe_precision(hyperparams: CommonOptions) -> str:
-    """What updates are computed in: the rung's own choice, or that of autocast, or float32."""
+    """The precision of updates: the rung's own choice, or autocast's, or float32."""
     autocast = "bfloat16 autocast" if hyperparams.amp else "float32"
     return getattr(hyperparams, "precision", autocast)
 
@@ -242,14 +243,14 @@ def _gpu_name(device: torch.device) -> str:
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """Number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def describe_outcome(state: State) -> dict[str, float]:
-    """The figures by which runs are compared; FPS are those of training where it began."""
+    """The outcome of a run. FPS are those of training, if training began."""
     return {
         "frames": state.frames,
         "updates": state.iteration,

@@ -1,8 +1,8 @@
-"""Saving checkpoints while a run goes on, and going on from one.
+"""Saving checkpoints during a run, and resuming from one.
 
 A checkpoint holds what was learned, where the run stands, its settings, and how long its event
-files were. A run that goes on from it cuts them to that length, so whatever was logged between
-the checkpoint and the end of the run is logged once, by the run that goes on.
+files were. A resumed run cuts the files to that length. So everything between the checkpoint and
+the end of the first run is logged once, by the resumed run.
 """
 
 import shutil
@@ -17,7 +17,7 @@ from ignite.handlers import Checkpoint, DiskSaver
 from lib.checkpoints import FOLDER, SETTINGS, read_checkpoint
 from lib.run import EVENT_FILES, Failure, Run, describe_device_error
 
-# What belongs together: an empty buffer takes no game from its middle on.
+# These belong together: an empty buffer cannot take a game from its middle on.
 REPLAY = ("buffer", "experience")
 
 
@@ -26,10 +26,10 @@ class Settings:
 
     def __init__(self, run: Run, net: Any) -> None:
         self.run = run
-        self.network = getattr(net, "network", net)  # one that is learned in two precisions
+        self.network = getattr(net, "network", net)  # of MixedWeights
 
     def state_dict(self) -> dict[str, Any]:
-        """What a run that is resumed must agree with, and what ``lib.evaluation`` loads."""
+        """What a resumed run must agree with, and what ``lib.evaluation`` loads."""
         kept = {
             "script": self.run.script,
             "hyperparameters": asdict(self.run.hyperparams),
@@ -41,11 +41,11 @@ class Settings:
         return kept
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing: the command line was held against it, see ``lib.arguments``."""
+        """Do nothing: ``lib.arguments`` has compared the command line with it."""
 
 
 class Progress:
-    """Where a run stands, for a checkpoint: the engine's counters and the curves."""
+    """The progress of a run, for a checkpoint: the engine's counters and the curves."""
 
     COUNTERS = ("iteration", "frames", "episodes", "avg_reward", "best_avg_reward", "update_due")
 
@@ -53,7 +53,7 @@ class Progress:
         self.engine, self.run = engine, run
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, torch's random states, and the length of every event file."""
+        """The counters, torch's random states, and the length of every event file."""
         self.run.tensorboard.writer.flush()
         files = self.run.folder.glob(EVENT_FILES)
         return {
@@ -64,7 +64,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the counters; the event files were cut before they were opened again."""
+        """Set the counters; ``lib.run.open_folder`` has cut the event files."""
         for name in self.COUNTERS:
             setattr(self.engine.state, name, state[name])
         torch.set_rng_state(state["random"])
@@ -72,7 +72,7 @@ class Progress:
             torch.get_device_module(self.run.device).set_rng_state(state["device_random"])
 
     def _device_random(self) -> torch.Tensor | None:
-        """What a replay buffer on the GPU draws from; None on the CPU."""
+        """The random state of the GPU, for a replay buffer there; None on the CPU."""
         if self.run.device.type == "cpu":
             return None
         return torch.get_device_module(self.run.device).get_rng_state()
@@ -81,16 +81,16 @@ class Progress:
 def save_checkpoints(
     engine: Engine, run: Run, learned: dict[str, Any], figures: dict[str, Any]
 ) -> None:
-    """Save every ``--checkpoint-every`` updates and at the end; go on from ``run.checkpoint``.
+    """Save every ``--checkpoint-every`` updates and at the end; resume from ``run.checkpoint``.
 
-    The last two are kept, the best by avg_reward of those that were the latest, and the solved one.
-    A file appears under its name when it is complete.
+    The folder keeps the last two checkpoints, the best one by avg_reward, and the solved one. A
+    file gets its name when it is complete.
 
     Args:
         engine: is saved at the end of an update.
-        run: with the settings, and the checkpoint to go on from.
-        learned: what a rung wants to keep; each has ``state_dict`` and ``load_state_dict``.
-        figures: likewise, what ignite resets when the engine starts.
+        run: has the settings, and the checkpoint to resume from.
+        learned: what a rung saves; each has ``state_dict`` and ``load_state_dict``.
+        figures: the same, for what ignite resets when the engine starts.
     """
     hp, folder = run.hyperparams, run.folder / FOLDER
     figures = {"progress": Progress(engine, run), **figures}
@@ -114,7 +114,7 @@ def save_checkpoints(
 
     best = checkpoint("best", 1, score_function=lambda engine: engine.state.avg_reward)
     latest, solved = checkpoint("latest", 2), checkpoint("solved", 1)
-    if run.checkpoint:  # what is there already counts
+    if run.checkpoint:  # count the files that are there already
         scored = {file: reward_of(file) for file in folder.glob("best-*.pt")}
         steps = {file: int(file.stem.split("-")[1]) for file in folder.glob("latest-*.pt")}
         for handler, files in ((best, scored), (latest, steps)):
@@ -130,8 +130,8 @@ def save_checkpoints(
             if state.solved:
                 solved(engine)
             latest(engine)
-        except (OSError, RuntimeError) as error:  # torch's own when the disk is full
-            if describe_device_error(error):  # the GPU's, which comes to light here
+        except (OSError, RuntimeError) as error:  # torch raises its own when the disk is full
+            if describe_device_error(error):  # an earlier error of the GPU, reported only here
                 raise
             reason = str(error).strip().split("\n")[0]
             free = shutil.disk_usage(run.folder).free // 2**20
@@ -141,14 +141,14 @@ def save_checkpoints(
 
 
 def reward_of(checkpoint: Path) -> float:
-    """Its avg_reward."""
+    """The avg_reward of a checkpoint."""
     return read_checkpoint(checkpoint)["progress"]["avg_reward"]
 
 
 def load_checkpoint(
     engine: Engine, run: Run, learned: dict[str, Any], figures: dict[str, Any]
 ) -> None:
-    """Go on where ``run.checkpoint`` was saved, if there is one."""
+    """Resume from ``run.checkpoint``, if there is one."""
     checkpoint = run.checkpoint
     if checkpoint is None:
         return
@@ -158,6 +158,6 @@ def load_checkpoint(
     Checkpoint.load_objects(present, {name: checkpoint[name] for name in present})
 
     @engine.on(Events.STARTED)
-    def go_on() -> None:
+    def resume() -> None:
         Checkpoint.load_objects(figures, {name: checkpoint[name] for name in figures})
         run.checkpoint = None  # it may hold a replay buffer

@@ -1,9 +1,8 @@
-"""Arrays sent to the training device in one copy, which nobody waits for.
+"""Arrays sent to the training device in one copy, for which nobody waits.
 
-From ordinary memory a copy to the GPU first waits for all the work that the GPU was given
-before. From pinned memory (which the system never moves) the GPU takes the data when it comes
-to it, and the CPU carries on. Every copy costs its launch, so what belongs together is sent
-together.
+A copy from ordinary memory to the GPU first waits until the GPU has finished all earlier work. From
+pinned memory (which the system never moves) the GPU reads the data when it is ready, and the CPU
+continues. Every copy has a launch cost, so arrays that belong together are sent together.
 """
 
 import math
@@ -11,26 +10,26 @@ import math
 import numpy as np
 import torch
 
-# Kinds of devices that work through a queue of their own, beside the CPU.
+# Kinds of devices that work through their own queue while the CPU continues.
 ASYNCHRONOUS = ("cuda",)
 
 
 def is_asynchronous(device: torch.device) -> bool:
-    """Whether the CPU carries on while this device copies and computes."""
+    """Whether the CPU continues while this device copies and computes."""
     return device.type in ASYNCHRONOUS
 
 
 class Parcel:
     """Arrays side by side in memory that is pinned for a GPU: fill them, then send them.
 
-    The memory is torch's, which gives it to nobody else before the copy is done.
+    torch owns the memory, and gives it to nobody else before the copy is done.
 
     Args:
         device: where they go.
         contents: shape and dtype of each array.
     """
 
-    ALIGNMENT = 16  # bytes: of every dtype's size a multiple
+    ALIGNMENT = 16  # bytes: a multiple of the size of every dtype
 
     def __init__(
         self, device: torch.device, *contents: tuple[tuple[int, ...], np.dtype | type]
@@ -64,7 +63,7 @@ class Parcel:
 def upload(device: torch.device, *arrays: np.ndarray | torch.Tensor) -> list[torch.Tensor]:
     """The arrays as tensors on the device; on the CPU they share their memory.
 
-    Tensors are there already; arrays and tensors are not mixed.
+    Tensors are returned as they are. Do not mix arrays and tensors.
     """
     tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
     if tensors:
@@ -79,18 +78,18 @@ def upload(device: torch.device, *arrays: np.ndarray | torch.Tensor) -> list[tor
 
 
 def gather(device: torch.device, *tables: tuple[np.ndarray, np.ndarray]) -> list[torch.Tensor]:
-    """Rows of tables as tensors on the device, written where the GPU takes them from.
+    """Rows of tables as tensors on the device, gathered directly into memory that the GPU reads.
 
     Args:
         device: where they go.
-        tables: a table and the numbers of its rows, int64 of any shape; all of them exist.
+        tables: a table and the numbers of its rows, int64 of any shape; all rows must exist.
     """
     parcel = Parcel(
         device, *(((*rows.shape, *table.shape[1:]), table.dtype) for table, rows in tables)
     )
     for place, (table, rows) in zip(parcel.arrays, tables, strict=True):
-        # NumPy copies a few hundred frames sooner than torch has woken up its threads. In any
-        # other mode it would copy twice: into a memory of its own first.
+        # NumPy has copied a few hundred frames before torch has woken up its threads. In any
+        # other mode NumPy would copy twice, first into memory of its own.
         np.take(table, rows, axis=0, out=place, mode="clip")
     return parcel.send()
 

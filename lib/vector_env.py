@@ -1,8 +1,8 @@
 """ALE's C++ vector environment: emulation, frame skip and resizing in native threads.
 
-``ale_py.AtariVectorEnv`` plays all games in C++ threads, outside of the interpreter's lock.
-Stepping is split in two: ``send`` hands the actions over and returns at once, ``recv`` waits
-for the frames. What happens in between costs no playing time.
+``ale_py.AtariVectorEnv`` plays all games in C++ threads, without the interpreter's lock. A step has
+two halves: ``send`` hands over the actions and returns at once, ``recv`` waits for the frames. The
+games are played between the two.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +17,18 @@ from lib.experience import Episode, Transition
 
 
 class VectorStep(NamedTuple):
-    """What a step of all games brought; arrays of length n."""
+    """The outcome of a step of all games; arrays of length n."""
 
     rewards: np.ndarray  # float32, clipped to their sign
     terminated: np.ndarray  # bool: no value follows
-    ended: np.ndarray  # bool: terminated or cut short; the state is that of the next game
-    frames: np.ndarray  # uint8, (n, 1, height, width): the newest one, of the old game if it ended
+    ended: np.ndarray  # bool: terminated or truncated; the state is already the next game's
+    frames: np.ndarray  # uint8, (n, 1, height, width): the newest one; the old game's if it ended
     episodes: list[Episode | None]  # the games that ended
+
+    @property
+    def points(self) -> tuple[int, int]:
+        """How many were won and lost."""
+        return int((self.rewards > 0).sum()), int((self.rewards < 0).sum())
 
     @property
     def seen(self) -> list[tuple[np.ndarray, Episode | None]]:
@@ -32,7 +37,7 @@ class VectorStep(NamedTuple):
 
 
 class Games(Protocol):
-    """A vector environment whose step has two halves; games that end are reset in it."""
+    """A vector environment whose step has two halves; it resets games that end."""
 
     single_action_space: Any
 
@@ -40,10 +45,10 @@ class Games(Protocol):
         """Begin new games."""
 
     def send(self, actions: np.ndarray) -> None:
-        """Let the games go on."""
+        """Hand over the actions; the games are played meanwhile."""
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Wait for them."""
+        """Wait for the games."""
 
 
 def ale_games(
@@ -53,8 +58,8 @@ def ale_games(
 
     Args:
         env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
-        num_envs: games played at once.
-        threads: that emulate; 0 for one per core.
+        num_envs: number of games.
+        threads: number of emulating threads; 0: one per core.
         max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
     """
     return AtariVectorEnv(
@@ -71,16 +76,16 @@ def ale_games(
 class StackedVectorEnv:
     """Several games with the DeepMind preprocessing, and their stacked states.
 
-    The emulator gives single frames; stacking them here makes states as those of
-    ``FrameStack``: a new game begins with its first frame repeated. A game that ends is
-    followed by the next one in the same step.
+    The emulator gives single frames. They are stacked here, as ``FrameStack`` does it: a new game
+    begins with its first frame repeated. When a game ends, the next one begins in the same step.
 
     Args:
-        envs: the games, one frame to an observation: of ``ale_games``, or others with its methods.
+        envs: the games, with one frame per observation: of ``ale_games``, or others with the same
+            methods.
         stack: frames of a state.
-        seed: game ``i`` is seeded with ``seed + i``.
-        rows: the part of the 84 rows that a state shows, from the first to before the second.
-        actions: those of the game that are played; None for all of them.
+        seed: game ``i`` gets ``seed + i``.
+        rows: the rows of the 84 that a state shows: the first, and the one after the last.
+        actions: the actions to use; None: all actions of the game.
     """
 
     def __init__(
@@ -103,11 +108,11 @@ class StackedVectorEnv:
         self._steps = np.zeros(len(frames), dtype=np.int64)
 
     def send(self, actions: np.ndarray) -> None:
-        """Let the games go on with these actions: int64 (n,), places in ``actions``."""
+        """Hand over actions: int64 (n,), indices into ``actions``; returns at once."""
         self._envs.send(self._actions[actions])
 
     def recv(self) -> VectorStep:
-        """Wait for all games; ``states`` are the new ones afterwards, in a new array."""
+        """Wait for all games; afterwards ``states`` is a new array with the new states."""
         frames, rewards, terminated, truncated, info = self._envs.recv()
         ended = terminated | truncated
         self._rewards += rewards
@@ -127,10 +132,10 @@ class StackedVectorEnv:
 
 
 class VectorExperienceSource:
-    """Steps a vector environment forever, and lets it play while its transitions are learned.
+    """Steps a vector environment forever; it plays while the network learns.
 
-    Iterating yields lists of one transition per game, of the step before: when a list is handed
-    out, the emulator has the next actions already.
+    Iterating yields lists of one transition per game. They are from the step before: the emulator
+    already has the next actions.
 
     Args:
         envs: the games.

@@ -167,5 +167,5 @@ def test_calibrations_are_kept_with_the_run(tmp_path: Path) -> None:
     assert Calibration(speed(1, 2, 3)).change() == 1.0
     (file,) = tmp_path.iterdir()
     file.write_text(file.read_text()[:30])
-    with pytest.raises(UserError, match=r"calibration\.json is no calibration"):
+    with pytest.raises(UserError, match=r"calibration\.json is not a calibration"):
         calibration.read(tmp_path)

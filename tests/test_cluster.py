@@ -161,7 +161,7 @@ def test_a_trainer_that_dies_leaves_nothing_and_is_resumed(tmp_path):
     command += ["--max-frames", "2500", "--players", "2"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    frames = int(re.search(r"going on after ([\d,]+) frames", result.stdout)[1].replace(",", ""))
+    frames = int(re.search(r"resumed after ([\d,]+) frames", result.stdout)[1].replace(",", ""))
     assert frames > 300
     outcome = read_events(tmp_path).Scalars("outcome/frames")[0].value
     assert 2500 <= outcome < 2500 + 300

@@ -111,6 +111,16 @@ def test_threads_make_no_difference() -> None:
     assert len(np.unique(one.ram, axis=0)) == 4, "games differ from each other"
 
 
+def test_sending_and_receiving_is_a_step() -> None:
+    steps, halves = envs(threads=2), envs(threads=2)
+    steps.reset()
+    halves.reset()
+    for actions in RANDOM[:100]:
+        halves.send(actions)
+        step, received = steps.step(actions), halves.recv()
+        assert all(map(np.array_equal, step[:4], received[:4]))
+
+
 def test_ram_and_screens_can_be_looked_at() -> None:
     from benchmarks.console_campaign import ale_game
 

@@ -70,5 +70,5 @@ def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, option
     assert loaded(frames).shape == (1, env.action_space.n)
 
     del kept[SETTINGS]["network"]
-    with pytest.raises(CheckpointError, match="does not say what its network is"):
+    with pytest.raises(CheckpointError, match="does not name its network"):
         load_agent(kept)

@@ -179,7 +179,7 @@ def test_what_cannot_be_shared_is_one_line(tmp_path):
     with in_place_of_cuda(), pytest.raises(player.Failure) as failure:
         train(load("03_parallel"), tmp_path, NAME, play_device=f"{NAME}:0")
     assert "shares no memory" in str(failure.value)
-    assert str(failure.value).endswith("--play-device cpu does without")
+    assert str(failure.value).endswith("use --play-device cpu")
 
 
 MISTAKES = {

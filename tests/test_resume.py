@@ -1,4 +1,4 @@
-"""Runs that go on: which may, and what they go on with."""
+"""Resumed runs: which runs can be resumed, and with what."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("script", "flags", "word"),
     [
-        ("02_n_envs", (), "is one of 01_baseline.py"),
+        ("02_n_envs", (), "is a run of 01_baseline.py"),
         ("01_baseline", ("--learning-rate", "1e-4"), "--learning-rate"),
         ("01_baseline", ("--seed", "3"), "--seed"),
     ],

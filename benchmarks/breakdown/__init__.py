@@ -1,8 +1,8 @@
-"""Show where one iteration of a rung goes, and what bounds the rung on this machine.
+"""Show where the time of one iteration goes, and what limits the rung on this machine.
 
-The rung itself is run in this process with a stopwatch around the functions it calls, then
-without sampling, without the optimizer step and without any update, and once more, shortly,
-under torch.profiler. For a rung with a player process, the player's own loop is timed, too.
+The rung runs in this process, with a stopwatch around the functions it calls. Then it runs without
+sampling, without the optimizer step and without any update, and once more, shortly, under
+torch.profiler. If the rung has a player process, the player's own loop is timed, too.
 
     python -m benchmarks breakdown 01_baseline 03_parallel
 """

@@ -55,7 +55,7 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was measured; parts that are being measured go on."""
+        """Forget all measurements; parts that are being measured continue."""
         self.seconds: dict[str, float] = defaultdict(float)
         self.stack = [REST]
         self.since = now(self.device)

@@ -1,4 +1,4 @@
-"""What happens to runs happens here on purpose, many times, at random moments.
+"""Cause faults on purpose, many times, at random moments, and check what happens to the runs.
 
     python -m tests.faults.campaign --out results/mine/faults
 
@@ -92,7 +92,7 @@ class Program:
         self.training.set()
 
     def wait(self, seconds: float) -> None:
-        """Let it go on for so long, or until it ends."""
+        """Wait this long, or until it ends."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
 
@@ -194,7 +194,7 @@ def player_fault(fault: str, rng: random.Random) -> float:
 
 
 def trainer_kills(count: int, rng: random.Random, script: str = "03_parallel") -> dict[str, Any]:
-    """Kill a trainer and let it go on, again and again; its curves must show nothing of it."""
+    """Kill a trainer and resume it, again and again; its curves must not show it."""
     with tempfile.TemporaryDirectory() as place:
         runs = Path(place)
         flags = [*QUICK, *OFTEN, "--run-dir", place]
@@ -209,7 +209,7 @@ def trainer_kills(count: int, rng: random.Random, script: str = "03_parallel") -
             saved.append(check_checkpoints(run))
             if saved[-1]:
                 flags = ["--resume", str(run)]
-            else:  # killed before the first checkpoint: there is nothing to go on from
+            else:  # killed before the first checkpoint: there is nothing to resume from
                 for file in sorted(run.rglob("*"), reverse=True):
                     file.rmdir() if file.is_dir() else file.unlink()
                 run.rmdir()
@@ -342,7 +342,7 @@ def main() -> None:
     if args.trainer_kills:
         left = trainer_kills(args.trainer_kills, rng)
         found = (
-            f"went on every time, to {left['updates']:,} updates; {left['points']:,} points "
+            f"resumed every time, to {left['updates']:,} updates; {left['points']:,} points "
             "of its curves, none twice; no process, no shared memory left"
         )
         report("trainer: SIGKILL", args.trainer_kills, found)
