@@ -29,9 +29,10 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an N
 SIMULATE = """
 import sys
 import numpy as np
-from emulator import PongVectorEnv, cuda
+from emulator import PongVectorEnv, cuda, vector_env
 
 cuda.VIEWERS = 4  # in place of 128: each is a thread of Python
+vector_env.DRAWS, cuda.WATCH = 8, 2  # in place of 64 and 16: so few resets are drawn at once
 settings, actions = eval(sys.argv[1]), np.load(sys.argv[2])
 envs = PongVectorEnv(actions.shape[1], device="cuda", **settings)
 observations, info = envs.reset()
@@ -70,14 +71,17 @@ def play(settings, actions):
 
 @needs_cuda
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "steps", "games"),
     [
-        {"seed": 3, "stack": 2, "noop_max": 4, "max_num_frames_per_episode": 11},
-        {"seed": 4, "stack": 1, "noop_max": 0, "max_pool": False, "frame_skip": 2},
+        ({"seed": 3, "stack": 2, "noop_max": 4, "max_num_frames_per_episode": 11}, 5, 2),
+        ({"seed": 4, "stack": 1, "noop_max": 0, "max_pool": False, "frame_skip": 2}, 5, 2),
+        ({"seed": 5, "stack": 1, "frame_skip": 1, "max_num_frames_per_episode": 1}, 12, 1),
     ],
+    ids=["cut short", "every picture alone", "many resets"],
 )
-def test_simulated_games_are_those_of_the_cpu(settings, tmp_path):
-    actions = np.random.default_rng(0).integers(6, size=(5, 2))
+def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
+    settings = {"noop_max": 3} | settings
+    actions = np.random.default_rng(0).integers(6, size=(steps, games))
     there, here = simulate(tmp_path, settings, actions), play(settings, actions)
     for one, other in zip(there, here, strict=True):
         assert np.array_equal(one, other)
