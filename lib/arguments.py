@@ -282,6 +282,25 @@ class WrapperOptions(Hyperparams):
         )
 
 
+@dataclass(frozen=True)
+class SpeedrunOptions(PongOptions, PrecisionOptions):
+    """The settings of 07 and 08: parallel Q(lambda), without a replay buffer."""
+
+    learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
+    learning_rate_final: float = option(1e-4, "learning rate of Adam at the end", 1e-12, 1)
+    adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 0, 1)
+    gamma: float = option(0.99, "discount per agent step", 0, 1)
+    batch_size: int = option(32, "frames of the last rollout per update", 1, 65_536)
+    epochs: int = option(2, "how often each frame is learned from, on average", 1, 64)
+    envs: int = option(32, "environments, stepped together", 1, 1_024)
+    rollout: int = option(64, "frames of each environment in a rollout", 1, 1_024)
+    trace: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
+    stack: int = option(2, "stacked frames per state", 1, 16)
+    epsilon_final: float = option(0.01, "probability of a random action at the end", 0, 1)
+    epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, 10**12)
+    epsilon_floor: float = option(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
+
+
 Options = TypeVar("Options", bound=CommonOptions)
 
 

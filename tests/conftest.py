@@ -21,7 +21,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).parent.parent
 SERIAL = ["00_slow_grads", "01_baseline", "02_n_envs", "04_new_wrappers_n_env"]
 PARALLEL = ["03_parallel", "04_new_wrappers_parallel"]
-BEYOND = ["05_vector_env", "06_compiled_update", "07_speedrun"]  # the book
+# Beyond the book.
+BEYOND = ["05_vector_env", "06_compiled_update", "07_speedrun", "08_recompiled_pong"]
 
 
 @pytest.fixture(autouse=True)

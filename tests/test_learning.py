@@ -19,6 +19,8 @@ from lib.experience import (
     Exploration,
     LinearSchedule,
     Maximum,
+    Progress,
+    ProgressSchedule,
 )
 from lib.handlers import track_reward
 from lib.loss import bellman_loss
@@ -81,6 +83,29 @@ def test_epsilon_falls_linearly_and_stays():
     assert epsilon(0) == 1.0
     assert epsilon(50_000) == pytest.approx(0.51)
     assert epsilon(100_000) == epsilon(10**9) == pytest.approx(0.02)
+
+
+def test_a_schedule_follows_the_share_of_points_won() -> None:
+    progress = Progress(points=100)
+    rate = ProgressSchedule(4e-4, 1e-4, progress)
+    progress.add(0, 10)
+    assert progress.share == 0
+    assert rate(10**6) == 4e-4
+    progress.add(1, 0)
+    assert progress.share == pytest.approx(0.01)
+    progress.share = 0.6  # half way
+    assert rate(0) == pytest.approx(2e-4)
+    together, one_by_one = Progress(), Progress()
+    together.add(5, 0)
+    for _ in range(5):
+        one_by_one.add(1, 0)
+    assert together.share == pytest.approx(one_by_one.share)
+    for _ in range(20):
+        progress.add(50, 0)
+    assert rate(0) == pytest.approx(1e-4)
+    resumed = Progress()
+    resumed.load_state_dict(progress.state_dict())
+    assert resumed.share == progress.share
 
 
 def test_the_highest_of_two_schedules():
