@@ -22,9 +22,9 @@ from benchmarks.runner import ROOT
 from emulator.compiling import OPTIONS
 from emulator.instructions import OPERAND_BYTES, TABLE, decode
 from emulator.pong import emulate, new_game
+from emulator.semantics import CONDITIONS
 from emulator.state import CHARGED, COLLIDED, CYCLES, FIELDS, REGISTER_X, TIMER_SET
 from emulator.tia import collide
-from emulator.translate import CONDITIONS
 from emulator.translated import FRAME_END, entry_point
 from lib.run import describe_machine
 

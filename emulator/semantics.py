@@ -1,0 +1,247 @@
+"""What an instruction does, as statements of Python.
+
+Registers become variables (``a``, ``x``, ``y``), and so do the processor's flags: ``n`` is a number
+whose bit 7 says negative, ``z`` one that is 0 for zero, ``c`` is 0 or 1, ``v`` is not 0 for an
+overflow. ``m`` is an operand, ``w`` a result before it is cut to eight bits. ``t`` is the
+processor's cycle in this frame. ``s`` is the console's state, ``g`` the game.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from emulator.instructions import Instruction
+from emulator.rom import EmulatorError
+
+VARIABLES = "axynzcvmw"
+NAME = re.compile(rf"\b[{VARIABLES}]\b")
+
+# What a write to the television's registers does; {} is the value. The numbers of colour clocks are
+# how long it takes to show.
+TIA_WRITES = {
+    0x00: "pass",  # VSYNC; where the picture is complete is known from the program
+    0x01: "vblank(s, g, t, {})",
+    0x02: "t = wsync(t)",
+    0x06: "write(s, g, 3 * t, COLUP0, {} & 0xFE)",
+    0x07: "write(s, g, 3 * t, COLUP1, {} & 0xFE)",
+    0x08: "write(s, g, 3 * t, COLUPF, {} & 0xFE)",
+    0x09: "write(s, g, 3 * t, COLUBK, {} & 0xFE)",
+    0x0A: "write(s, g, 3 * t, CTRLPF, {} & 0x37)",
+    0x0D: "playfield(s, g, t, PF0, {} & 0xF0)",
+    0x0E: "playfield(s, g, t, PF1, {})",
+    0x0F: "playfield(s, g, t, PF2, {})",
+    0x10: "reset_position(s, g, t, POSP0, 3)",
+    0x11: "reset_position(s, g, t, POSP1, 3)",
+    0x14: "reset_position(s, g, t, POSBL, 2)",
+    0x1B: "write(s, g, 3 * t + 1, GRP0, {})",
+    0x1C: "player1_graphics(s, g, t, {})",
+    0x1F: "enable_ball(s, g, t, {})",
+    0x20: "s[HMP0, g] = {}",
+    0x21: "s[HMP1, g] = {}",
+    0x24: "s[HMBL, g] = {}",
+    0x27: "delay_ball(s, g, t, {})",
+    0x2A: "hmove(s, g, t)",
+    0x2B: "hmclr(s, g)",
+    0x2C: "cxclr(s, g, t)",
+}
+PORTS = {0x280: "s[SWCHA, g]", 0x282: "s[SWCHB, g]", 0x284: "timer(s, g, t)"}
+TIMERS = {0x295: 3, 0x296: 6}  # cycles of a count, as a power of two
+
+REGISTER = {"A": "a", "X": "x", "Y": "y"}
+CONDITIONS = {
+    "BPL": ("n & 0x80 == 0", "n & 0x80 != 0"),
+    "BMI": ("n & 0x80 != 0", "n & 0x80 == 0"),
+    "BVC": ("v == 0", "v != 0"),
+    "BVS": ("v != 0", "v == 0"),
+    "BCC": ("c == 0", "c != 0"),
+    "BCS": ("c != 0", "c == 0"),
+    "BNE": ("z != 0", "z == 0"),
+    "BEQ": ("z == 0", "z != 0"),
+}
+
+
+class Step(NamedTuple):
+    """A statement: it sets ``targets`` to what ``text`` comes to; or does what ``text`` says."""
+
+    text: str
+    targets: tuple[str, ...] = ()
+    call: Any = None  # a routine: with `takes`, what it reads
+
+    @property
+    def has_effect(self) -> bool:
+        """It cannot be left out even if nobody uses its targets."""
+        return not self.targets or self.call is not None
+
+    @property
+    def uses(self) -> set[str]:
+        """The variables that it reads."""
+        return self.call.takes if self.call else set(NAME.findall(self.text))
+
+    @property
+    def needs_time(self) -> bool:
+        """``t`` must be up to date before it."""
+        return self.call is not None or re.search(r"\bt\b(?! \+=)", self.text) is not None
+
+
+def return_address(instruction: Instruction, stack: int | None) -> Iterator[Step]:
+    """What a call leaves on the stack, which lies in RAM where everybody can see it."""
+    address = instruction.following - (1 if instruction.name == "JSR" else 0)
+    yield Step(f"{_ram(stack)} = {address >> 8:#04x}")
+    yield Step(f"{_ram(stack - 1)} = {address & 0xFF:#04x}")
+    if instruction.name == "BRK":
+        yield Step(f"{_ram(stack - 2)} = {_status(0xFF)}")
+
+
+def _ram(address: int) -> str:
+    return f"s[{address & 0x7F:#04x}, g]"
+
+
+def _status(mask: int) -> str:
+    """The bits of the status register, as the processor pushes it; only those of the mask."""
+    bits = {
+        0x80: "(n & 0x80)",
+        0x40: "((v != 0) << 6)",
+        0x34: "0x34",  # interrupts are off; a push sets the two bits that no flag has
+        0x02: "((z == 0) << 1)",
+        0x01: "c",
+    }
+    return " | ".join(text for bit, text in bits.items() if bit & mask)
+
+
+def meaning(i: Instruction, stack: int | None) -> Iterator[Step]:
+    """What an instruction does, as statements."""
+    name, register = i.name, REGISTER.get(i.name[-1], "")
+    value = ""
+    if i.mode not in ("implied", "relative") and not name.startswith(("ST", "J")):
+        value, before = _operand(i)
+        yield from before
+    match name:
+        case "LDA" | "LDX" | "LDY":
+            yield Step(value, (register, "n", "z"))
+        case "STA" | "STX" | "STY":
+            yield from _store(i, register)
+        case "TAX" | "TAY" | "TXA" | "TYA":
+            yield Step(REGISTER[name[1]], (register, "n", "z"))
+        case "TSX":
+            yield Step(f"{stack:#04x}", ("x", "n", "z"))
+        case "AND" | "ORA" | "EOR":
+            operator = {"AND": "&", "ORA": "|", "EOR": "^"}[name]
+            yield Step(f"a {operator} {value}", ("a", "n", "z"))
+        case "ADC" | "SBC":
+            yield Step(value if name == "ADC" else f"{value} ^ 0xff", ("m",))
+            yield Step("a + m + c", ("w",))
+            yield Step("(a ^ w) & (m ^ w) & 0x80", ("v",))
+            yield Step("w >> 8", ("c",))
+            yield Step("w & 0xff", ("a", "n", "z"))
+        case "CMP" | "CPX" | "CPY":
+            register = {"CMP": "a", "CPX": "x", "CPY": "y"}[name]
+            yield Step(value, ("m",))
+            yield Step(f"int({register} >= m)", ("c",))
+            yield Step(f"({register} - m) & 0xff", ("n", "z"))
+        case "BIT":
+            yield Step(value, ("m", "n"))
+            yield Step("m & 0x40", ("v",))
+            yield Step("a & m", ("z",))
+        case "INX" | "INY" | "DEX" | "DEY":
+            yield Step(
+                f"({register} {'+' if name[0] == 'I' else '-'} 1) & 0xff", (register, "n", "z")
+            )
+        case "INC" | "DEC":
+            yield Step(f"({value} {'+' if name == 'INC' else '-'} 1) & 0xff", ("w", "n", "z"))
+            yield from _store(i, "w")
+        case "ASL" | "LSR" | "ROL" | "ROR":
+            left = name in ("ASL", "ROL")
+            yield Step(value, ("m",))
+            shifted = "m << 1 & 0xff" if left else "m >> 1"
+            if name[0] == "R":
+                shifted += " | c" if left else " | c << 7"
+            yield Step(shifted, ("w", "n", "z"))
+            yield Step("m >> 7" if left else "m & 1", ("c",))
+            if i.mode == "accumulator":
+                yield Step("w", ("a",))
+            else:
+                yield from _store(i, "w")
+        case "CLC" | "SEC":
+            yield Step("0" if name == "CLC" else "1", ("c",))
+        case "PHP":
+            yield from _push_status(i, stack)
+        case "RTI":
+            yield Step(_ram(stack + 1), ("m", "n"))
+            yield Step("~m & 0x02", ("z",))
+            yield Step("m & 0x40", ("v",))
+            yield Step("m & 1", ("c",))
+        case "CLD" | "SEI" | "RTS" | "JMP" | "TXS":
+            pass  # decimal mode and interrupts are never on; the rest is control flow
+        case _ if name in CONDITIONS:
+            pass
+        case _:
+            raise EmulatorError(f"the instruction {i} is not translated")
+
+
+def _operand(i: Instruction) -> tuple[str, list[Step]]:
+    """The operand that an instruction reads, and what must be done before."""
+    address = i.operand
+    index = i.mode[-1]
+    match i.mode:
+        case "immediate":
+            return f"{address:#04x}", []
+        case "accumulator":
+            return "a", []
+        case "zero" if address >= 0x80:
+            return _ram(address), []
+        case "zero":
+            return f"load(s, g, t, {address:#04x}, {address & 0x3F:#04x})", []
+        case "zero,x" | "zero,y":
+            return f"load(s, g, t, ({address:#04x} + {index}) & 0xff, {address & 0x3F:#04x})", []
+        case "absolute" if address in PORTS:
+            return PORTS[address], []
+        case "absolute,x" | "absolute,y" if address >= 0xF000:
+            crossed = Step(f"t += ({address & 0xFF:#04x} + {index}) >> 8")
+            before = [crossed] if address & 0xFF else []
+            return f"rom({address & 0x7FF:#05x} + {index})", before
+        case "absolute,x" | "absolute,y" if address < 0x100:
+            return f"load(s, g, t, {address:#04x} + {index}, 0)", []
+        case "(zero),y":
+            low = Step(f"{_ram(address)} + y", ("w",))
+            far = f"({_ram(address + 1)} << 8) + w"
+            return f"load_far(s, g, t, {far})", [low, Step("t += w >> 8")]
+    raise EmulatorError(f"the operand of {i} is not translated")
+
+
+def _store(i: Instruction, value: str) -> Iterator[Step]:
+    address = i.operand
+    match i.mode:
+        case "zero" if address >= 0x80:
+            yield Step(f"{_ram(address)} = {value}")
+        case "zero":
+            yield from _tia_write(address, value)
+        case "zero,x" | "zero,y":
+            yield Step(f"t = store(s, g, t, ({address:#04x} + {i.mode[-1]}) & 0xff, {value})")
+        case "absolute,x" | "absolute,y" if address < 0x100:
+            yield Step(f"t = store(s, g, t, {address:#04x} + {i.mode[-1]}, {value})")
+        case "absolute" if address in TIMERS:
+            yield Step(f"set_timer(s, g, t, {TIMERS[address]}, {value})")
+        case _:
+            raise EmulatorError(f"the operand of {i} is not translated")
+
+
+def _tia_write(register: int, value: str) -> Iterator[Step]:
+    text = TIA_WRITES.get(register, "pass")  # the others make sound, or are not connected
+    if text != "pass":
+        yield Step(text.format(value))
+
+
+def _push_status(i: Instruction, stack: int | None) -> Iterator[Step]:
+    """Pong points the stack at the television and so writes the zero flag into an enable bit."""
+    if stack is None or not 0x1D <= stack <= 0x1F:
+        raise EmulatorError(f"{i} does not push into ENAM0, ENAM1 or ENABL")
+    yield from _tia_write(stack, _status(0x02))
+
+
+def store_function() -> list[str]:
+    """The write to an address that only the running program knows."""
+    lines = ["@compiled", "def store(s, g, t, address, value):"]
+    lines += ["    if address & 0x80:", "        s[address & 0x7f, g] = value"]
+    for register, text in TIA_WRITES.items():
+        lines += [f"    elif address == {register:#04x}:", f"        {text.format('value')}"]
+    return [*lines, "    return t"]
