@@ -84,7 +84,7 @@ def train(hp: Options, run: Run) -> State:
     best = CapturedForward(lambda s: q_function(s).max(1), envs.states.shape, run.device)
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())
-    learned = {"net": net, "buffer": rollout, "explore": explore, "progress": progress}
+    learned = {"net": net, "buffer": rollout, "explore": explore, "points": progress}
     attach_handlers(engine, run, epsilon, learned)
     state = engine.run(learn.ready_for(play()))
     if state.solved:

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parent.parent
 SERIAL = ["00_slow_grads", "01_baseline", "02_n_envs", "04_new_wrappers_n_env"]
 PARALLEL = ["03_parallel", "04_new_wrappers_parallel"]
 # Beyond the book.
-BEYOND = ["05_vector_env", "06_compiled_update", "07_speedrun", "08_recompiled_pong"]
+SPEEDRUNS = ["07_speedrun", "08_recompiled_pong"]  # without a replay buffer
+BEYOND = ["05_vector_env", "06_compiled_update", *SPEEDRUNS]
 
 
 @pytest.fixture(autouse=True)

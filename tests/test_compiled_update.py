@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, SPEEDRUNS
 from torch.func import grad_and_value
 
 from lib.compiled_update import CompiledUpdate, MixedWeights
@@ -81,10 +81,10 @@ def test_it_is_the_plain_update() -> None:
     assert torch.cosine_similarity(flat(rough) - flat(start), step, dim=0) > 0.9
 
 
-@pytest.mark.parametrize("script", ["06_compiled_update", "07_speedrun"])
+@pytest.mark.parametrize("script", ["06_compiled_update", *SPEEDRUNS])
 def test_without_a_compiler_it_runs_uncompiled_and_says_so(script, tmp_path):
     flags = ["--envs", "2", "--batch-size", "4", "--max-frames", "500", "--run-dir", "runs"]
-    flags += ["--rollout", "50"] if script == "07_speedrun" else ["--replay-initial", "300"]
+    flags += ["--rollout", "50"] if script in SPEEDRUNS else ["--replay-initial", "300"]
     kept = {name: value for name, value in os.environ.items() if name not in ("CXX", "CC")}
     environment = kept | {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     result = subprocess.run(

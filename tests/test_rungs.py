@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import BEYOND, PARALLEL, ROOT, SERIAL, read_events, run_rung
+from conftest import BEYOND, PARALLEL, ROOT, SERIAL, SPEEDRUNS, read_events, run_rung
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard import SummaryWriter
@@ -29,7 +29,7 @@ def test_trains_and_leaves_its_record(script, tmp_path):
     frames = 2_700 if "n_env" in script else 1_100  # three games take three times as long
     flags = ["--max-frames", str(frames), "--seed", "5", "--stop-reward", "100"]
     flags += ["--envs", "1"] if script in BEYOND else []
-    flags += NO_BUFFER if script == "07_speedrun" else QUICK
+    flags += NO_BUFFER if script in SPEEDRUNS else QUICK
     result = run_rung(script, tmp_path, *flags)
     assert result.returncode == 0, result.stderr
     assert re.match(
@@ -91,7 +91,7 @@ def test_solved_is_exit_code_0(tmp_path):
 
 @pytest.mark.parametrize("script", [*SERIAL, *BEYOND])
 def test_same_seed_same_run_bit_for_bit_even_if_it_was_interrupted(script, tmp_path):
-    flags = ["--rollout", "16", "--envs", "4"] if script == "07_speedrun" else [*QUICK]
+    flags = ["--rollout", "16", "--envs", "4"] if script in SPEEDRUNS else [*QUICK]
     flags += ["--epsilon-frames", "400", "--seed", "3", "--checkpoint-replay"]
     frames = "900" if script in SERIAL else "2000"  # several of them come with an update
     whole, parts = tmp_path / "whole", tmp_path / "parts"
