@@ -5,10 +5,10 @@ network learns from the last rollout of 32 games, while C++ threads play the nex
 are Q(lambda) returns. They are computed once per rollout, from values that the choice of actions
 gives anyway. So an update is one forward and one backward pass. It is compiled, and in bfloat16
 except for the last layer. Each frame is learned from twice, in many small updates. The learning
-rate falls. Epsilon falls, too, and its last part slowly. The network has a third of the size, a
-normalised hidden layer and dueling heads. It sees two stacked frames, only the part between the
-walls. It plays the three of Pong's six actions that differ. On a CPU, half of the cores learn and
-half play.
+rate and the last part of epsilon fall as the agent wins a larger share of its points. The network
+has a third of the size, a normalised hidden layer and dueling heads. It sees two stacked frames,
+only the part between the walls. It plays the three of Pong's six actions that differ. On a CPU,
+half of the cores learn and half play.
 
 The book ends before this rung. What each idea bought: results/README.md.
 """
