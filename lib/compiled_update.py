@@ -31,7 +31,7 @@ def rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     The fused loop would compute the address of every pixel, once per use: an update of 256 states
     took 61 ms instead of 48 on two cores.
     """
-    return table[numbers]
+    return table.index_select(0, numbers)
 
 
 @rows.register_fake
