@@ -31,7 +31,8 @@ def rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     The fused loop would compute the address of every pixel, once per use: an update of 256 states
     took 61 ms instead of 48 on two cores.
     """
-    return table.index_select(0, numbers)
+    # A tenth of the time of table[numbers]: it copies whole rows.
+    return table.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
 
 
 @rows.register_fake

@@ -9,9 +9,10 @@ import torch
 from gymnasium import spaces
 from gymnasium.wrappers import RecordEpisodeStatistics
 from ignite.engine import Engine
+from torch import nn
 
 from lib.atari_wrappers import FrameStack
-from lib.dqn_model import DQN, adam
+from lib.dqn_model import DQN, BlockConv2d, adam
 from lib.events import COUNTERS, PlayEvents, replay_batches
 from lib.experience import (
     EpsilonGreedyAgent,
@@ -38,6 +39,22 @@ def test_model_is_natures():
     assert values.shape == (5, 6)
     assert torch.equal(frames, before)
     assert net.conv[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("height", [65, 84])
+def test_convolution_on_blocks_is_the_convolution(height):
+    torch.manual_seed(0)
+    on_blocks = BlockConv2d(2, 32, kernel_size=8, stride=4, dtype=torch.float64)
+    plain = nn.Conv2d(2, 32, kernel_size=8, stride=4, dtype=torch.float64)
+    plain.load_state_dict(on_blocks.state_dict())
+    frames = torch.randint(0, 256, (5, 2, height, 84), dtype=torch.uint8)
+    outputs = on_blocks(frames), plain(frames.double() / 255)
+    torch.testing.assert_close(*outputs)
+    weight = torch.randn_like(outputs[0])
+    for output in outputs:
+        (output * weight).sum().backward()
+    torch.testing.assert_close(on_blocks.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(on_blocks.bias.grad, plain.bias.grad)
 
 
 def test_layout_and_fused_adam_change_no_numbers():
