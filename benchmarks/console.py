@@ -1,9 +1,13 @@
 """Time the console of ``emulator`` beside ALE's and EnvPool's vector environments.
 
 Random play, observations of 84 x 84 and one frame, the maximum of the last two of four emulated
-frames. Everybody plays in turn, round by round. From 1,024 games on there is one round, since ALE
-builds 4,096 games in half a minute. Beside that: emulation alone, one ALE environment with this
-ladder's wrappers, the first start and later ones, memory per game.
+frames. For each number of games everybody is started once, and then all play in turn, round by
+round. Tables, figure and record are written after each number of games. Beside that: emulation
+alone, one ALE environment with this ladder's wrappers, the first start and later ones, memory per
+game.
+
+ALE and EnvPool take 80 ms of a core to make a game, so 4,096 games take minutes, four times:
+``--most-peers 4096`` measures them, too.
 
 EnvPool is asked in the peers' environment (requirements-peers.txt); where there is none, it is left
 out.
@@ -19,8 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -30,23 +33,21 @@ import numba
 import numpy as np
 import psutil
 import torch
-from tqdm import tqdm
 
-from benchmarks import Failed, calibration, plots
+from benchmarks import Failed, UserError, calibration, plots
 from benchmarks.arguments import add_counts, add_out, seconds
 from benchmarks.calibration import EMULATED_AT_A_TIME, Emulator
-from benchmarks.console_campaign import Settings, ale_games
 from benchmarks.report import join_machine, output_folder, short_machine, spread, write_table
 from benchmarks.runner import ROOT
 from benchmarks.techniques.environments import make_env
 from benchmarks.techniques.process import in_fresh_process
 from emulator import PongVectorEnv
-from emulator.games import step
+from emulator.games import reset, step
+from emulator.state import NOOPS_DRAWN
 from emulator.translated import entry_point
 from lib.run import describe_machine
 
 GAMES = (1, 4, 16, 64, 256, 1_024, 4_096)
-ONE_ROUND = 1_024  # games, from there on
 THREADS = (1, 2)
 SKIP = 4  # emulated frames of an agent step
 CONSOLE, ALE, ENVPOOL = "this console", "AtariVectorEnv", "EnvPool"
@@ -55,7 +56,6 @@ ALE_ALONE, WRAPPERS = "ALE, emulation alone", "ALE with the wrappers of lib"
 COLOURS = dict(
     zip((CONSOLE, ALE, ENVPOOL, ALONE, ALE_ALONE, WRAPPERS), plots.PALETTE, strict=False)
 )
-ONE_FRAME = Settings(stack=1)
 START = """
 import time; begin = time.perf_counter()
 from emulator import PongVectorEnv
@@ -63,16 +63,25 @@ envs = PongVectorEnv(2, seed=0); envs.reset(); envs.step([0, 0])
 print(time.perf_counter() - begin)
 """
 
-Rate = tuple[str, int, int, float]  # who, threads, games, agent steps per second
+Player = tuple[str, int]  # who, threads
+Measure = Callable[[float], float]  # agent steps per second, while it plays for so many seconds
 
 
 @entry_point
-def emulate_games(s, games, actions, skip):
-    """Play a step of each game; nobody looks."""
-    points = 0
+def emulate_games(s, games, actions, skip, beginning, noops):
+    """Play a step of each game, and begin anew what ends; nobody looks.
+
+    Args:
+        s, beginning: as in ``emulator.games.reset_games``.
+        games: how many of them play.
+        actions: int64 (games,).
+        skip: frames that an action is held.
+        noops: as in ``reset_games``; after the last draw the first comes again.
+    """
     for g in range(games):
-        points += step(s, g, actions[g], skip, False, 1 << 30)[0]
-    return points
+        if step(s, g, actions[g], skip, False, 1 << 30)[1]:
+            s[NOOPS_DRAWN, g] %= len(noops)
+            reset(s, g, beginning, noops)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +95,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=seconds, default=0.5, help="of each measurement (default: %(default)s)"
     )
-    counts = {"rounds": (3, "measurements of everything"), "most": (GAMES[-1], "games at most")}
+    counts = {
+        "rounds": (3, "measurements of everything"),
+        "most": (GAMES[-1], "games at most"),
+        "most-peers": (1_024, "games at most that ALE and EnvPool play"),
+    }
     add_counts(parser, counts)
     add_out(parser, "runs/console")
 
@@ -94,97 +107,106 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, and write tables, a figure and the record."""
     out = output_folder(args.out)
+    sizes = [games for games in GAMES if games <= args.most]
+    machine = describe_machine(torch.device("cpu")) | {"numba": numba.__version__}
+    if args.python.exists():
+        machine["envpool"] = envpool_version(args.python)
+    else:
+        print(f"there is no {args.python}: without EnvPool (see requirements-peers.txt)")
     print("first and cached start", flush=True)
     first, cached = starts()
-    memory = in_fresh_process(memory_per_game, min(args.most, GAMES[-1]))
-    rates: list[Rate] = []
-    with ExitStack() as cleanup:
-        peer = cleanup.enter_context(EnvPool(args.python)) if args.python.exists() else None
-        if peer is None:
-            print(f"there is no {args.python}: without EnvPool (see requirements-peers.txt)")
-        work = list(measurements(args, peer))
-        for number, measure in enumerate(tqdm(work, unit="measurement", disable=None)):
-            rates.append(measure())
-            who, threads, games, rate = rates[-1]
-            if not sys.stderr.isatty():
-                print(
-                    f"{number + 1}/{len(work)} {who}, {threads}, {games:,}: {rate:,.0f}", flush=True
-                )
-        version = peer.version if peer else None
-    machine = describe_machine(torch.device("cpu")) | {"numba": numba.__version__}
+    rates: list[tuple[str, int, int, float]] = []
     record = {
-        "machine": machine | ({"envpool": version} if version else {}),
+        "machine": machine,
         "commit": calibration.commit(ROOT),
         "first_start_s": first,
         "cached_start_s": cached,
-        "bytes_per_game": memory,
-        "agent_steps_per_second": rates,
+        "bytes_per_game": in_fresh_process(memory_per_game, sizes[-1]),
+        "agent_steps_per_second": rates,  # who, threads, games, and how many
     }
-    (out / "console.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    write(out, record)
+    for number, games in enumerate(sizes):
+        print(f"{games:,} game{'s' * (games > 1)}", flush=True)
+        with ExitStack() as cleanup:
+            players = start_players(games, args, cleanup)
+            for _ in range(args.rounds):
+                for (who, threads), measure in players.items():
+                    rates.append((who, threads, games, measure(args.seconds)))
+        record["not_measured"] = sizes[number + 1 :]
+        write(out, record)
+    print((out / "console.md").read_text(encoding="utf-8"))
     return 0
 
 
-def measurements(args: argparse.Namespace, peer: "EnvPool | None") -> Iterator[Callable[[], Rate]]:
-    """Everything that is to be measured, in turn."""
-    for number in range(args.rounds):
-        yield partial(one_game, WRAPPERS, args.seconds)
-        yield partial(one_game, ALE_ALONE, args.seconds)
-        for games in GAMES:
-            if games > args.most or (number and games >= ONE_ROUND):
-                continue
-            yield partial(alone, games, args.seconds)
-            for threads in THREADS:
-                if threads > games:
-                    continue
-                yield partial(vector, CONSOLE, threads, games, args.seconds)
-                yield partial(vector, ALE, threads, games, args.seconds)
-                if peer:
-                    yield partial(peer.measure, threads, games, args.seconds)
+def start_players(
+    games: int, args: argparse.Namespace, cleanup: ExitStack
+) -> dict[Player, Measure]:
+    """Everybody who plays so many games, ready to be measured; they end with ``cleanup``."""
+    players: dict[Player, Measure] = {}
+    peers: list[Program] = []
+    if games == 1:
+        players[WRAPPERS, 1] = wrapped_game()
+        players[ALE_ALONE, 1] = ale_alone()
+    players[ALONE, 1] = alone(games)
+    for threads in THREADS:
+        if threads > games:
+            continue
+        players[CONSOLE, threads] = cleanup.enter_context(vector(threads, games))
+        if games > args.most_peers:
+            continue
+        for who, python in ((ALE, Path(sys.executable)), (ENVPOOL, args.python)):
+            if python.exists():
+                peer = cleanup.enter_context(Program(python, who, threads, games))
+                players[who, threads] = peer
+                peers.append(peer)
+    for peer in peers:  # they build at the same time
+        peer.wait()
+    return players
 
 
-def timed(work: Callable[[int], Any], per_call: int, seconds: float) -> float:
-    """Agent steps per second; ``work`` is told how often it was called."""
+def timed(work: Callable[[int], Any], per_call: float) -> Measure:
+    """Measure agent steps; ``work`` is told how often it was called, and called once before."""
     work(0)
-    begin, calls = perf_counter(), 0
-    while calls == 0 or perf_counter() - begin < seconds:
-        work(calls)
-        calls += 1
-    return per_call * calls / (perf_counter() - begin)
+
+    def measure(seconds: float) -> float:
+        begin, calls = perf_counter(), 0
+        while calls == 0 or perf_counter() - begin < seconds:
+            work(calls)
+            calls += 1
+        return per_call * calls / (perf_counter() - begin)
+
+    return measure
 
 
-def vector(who: str, threads: int, games: int, seconds: float) -> Rate:
-    """A vector environment."""
-    if who == CONSOLE:
-        envs: Any = PongVectorEnv(games, seed=0, stack=1, threads=threads)
+@contextmanager
+def vector(threads: int, games: int) -> Iterator[Measure]:
+    """The console with the whole preprocessing."""
+    with closing(PongVectorEnv(games, seed=0, stack=1, threads=threads)) as envs:
         envs.reset()
-    else:
-        envs = ale_games(games, ONE_FRAME, threads)
-        envs.reset(seed=0)
-    choices = random_actions(games)
-    rate = timed(lambda n: envs.step(choices[n % len(choices)]), games, seconds)
-    envs.close()
-    return who, threads, games, rate
+        choices = random_actions(games)
+        yield timed(lambda n: envs.step(choices[n % len(choices)]), games)
 
 
-def alone(games: int, seconds: float) -> Rate:
+def alone(games: int) -> Measure:
     """The console in one thread, without drawing or preprocessing."""
     envs = PongVectorEnv(games, seed=0, stack=1, threads=1)
     envs.reset()
     choices = random_actions(games)
+    begin = envs._beginning, envs._noops
 
     def play(number: int) -> None:
-        emulate_games(envs._state, games, choices[number % len(choices)], SKIP)
+        emulate_games(envs._state, games, choices[number % len(choices)], SKIP, *begin)
 
-    return ALONE, 1, games, timed(play, games, seconds)
+    return timed(play, games)
 
 
-def one_game(who: str, seconds: float) -> Rate:
-    """One environment of ALE."""
-    if who == ALE_ALONE:
-        emulator = Emulator()
-        per_call = EMULATED_AT_A_TIME / SKIP
-        return who, 1, 1, per_call * timed(lambda _: emulator.play(), 1, seconds)
+def ale_alone() -> Measure:
+    """One ALE, whose pictures nobody sees."""
+    emulator = Emulator()
+    return timed(lambda _: emulator.play(), EMULATED_AT_A_TIME / SKIP)
+
+
+def wrapped_game() -> Measure:
+    """One environment of ALE, with the wrappers of the ladder."""
     env = make_env()
     env.reset(seed=0)
     choices = random_actions(1)[:, 0]
@@ -194,7 +216,7 @@ def one_game(who: str, seconds: float) -> Rate:
         if terminated or truncated:
             env.reset()
 
-    return who, 1, 1, timed(play, 1, seconds)
+    return timed(play, 1)
 
 
 def random_actions(games: int) -> np.ndarray:
@@ -202,35 +224,52 @@ def random_actions(games: int) -> np.ndarray:
     return np.random.default_rng(0).integers(6, size=(64, games))
 
 
-class EnvPool:
-    """EnvPool in the interpreter of the peers."""
+def envpool_version(python: Path) -> str:
+    """The version of EnvPool that an interpreter has."""
+    command = [
+        str(python),
+        "-c",
+        "from importlib.metadata import version; print(version('envpool'))",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"{python} has no EnvPool: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout.strip()
 
-    def __init__(self, python: Path) -> None:
-        program = Path(__file__).parent / "peers" / "envpool_loop.py"
-        command = [str(python), str(program)]
+
+class Program:
+    """A vector environment of ALE or EnvPool, in a process of its own, which rests until asked."""
+
+    def __init__(self, python: Path, who: str, threads: int, games: int) -> None:
+        program = Path(__file__).parent / "peers" / "vector_loop.py"
+        command = [str(python), str(program), who, str(games), str(threads)]
         pipe = subprocess.PIPE
+        self._who = who
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-        self.version = self._read()
 
-    def __enter__(self) -> "EnvPool":
+    def __enter__(self) -> "Program":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # it ends with its input
+        self._process.kill()
+        self._process.communicate()
 
-    def measure(self, threads: int, games: int, seconds: float) -> Rate:
-        """As ``vector``."""
+    def wait(self) -> None:
+        """Until its games stand; to be called before it is measured."""
+        self._read()
+
+    def __call__(self, seconds: float) -> float:
+        """Agent steps per second."""
         assert self._process.stdin is not None
-        flags = {"games": games, "threads": threads, "seconds": seconds}
-        print(json.dumps(flags), file=self._process.stdin, flush=True)
-        return ENVPOOL, threads, games, self._read()
+        print(seconds, file=self._process.stdin, flush=True)
+        return float(self._read())
 
-    def _read(self) -> Any:
+    def _read(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise Failed("EnvPool ended; what it said is above")
-        return json.loads(line)
+            raise Failed(f"{self._who} ended; what it said is above")
+        return line
 
 
 def starts() -> tuple[float, float]:
@@ -264,7 +303,8 @@ def memory_per_game(games: int) -> dict[str, float]:
 
 
 def write(out: Path, record: dict[str, Any]) -> None:
-    """Table and figure from what was measured."""
+    """Record, table and figure of what was measured until now."""
+    (out / "console.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     found: dict[tuple[str, int, int], list[float]] = {}
     for who, threads, games, rate in record["agent_steps_per_second"]:
         found.setdefault((who, threads, games), []).append(rate / threads)
@@ -290,7 +330,7 @@ def write(out: Path, record: dict[str, Any]) -> None:
     machine, memory = record["machine"], record["bytes_per_game"]
     notes = [
         "Agent steps per second and thread (four emulated frames each); medians, and ranges",
-        f"From {ONE_ROUND:,} games on one round; random play from the beginning of games",
+        "Random play; who plays is started once for each number of games, then all take turns",
         f"First start {record['first_start_s']:.1f} s (translated and compiled), later ones "
         f"{record['cached_start_s']:.1f} s, from the import to the end of the first step",
         f"Bytes per game: state {memory['state']:,.0f}; resident memory {memory['resident']:,.0f}, "
@@ -299,9 +339,11 @@ def write(out: Path, record: dict[str, Any]) -> None:
         f"{machine.get('envpool', 'not installed')}",
         f"python -m benchmarks console, commit {record['commit'] or 'unknown'}",
     ]
+    if record["not_measured"]:
+        missing = " and ".join(f"{games:,}" for games in record["not_measured"])
+        notes.insert(0, f"Not finished: {missing} games were not measured")
     header = ["who", "threads", *(f"{games:,} game{'s' * (games > 1)}" for games in sizes)]
     write_table(out / "console", "Pong's consoles", header, rows, notes)
-    print((out / "console.md").read_text(encoding="utf-8"))
     plots.scaling_figure(
         out / "console.png",
         "Pong on one core and two, with the whole preprocessing",

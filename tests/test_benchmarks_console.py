@@ -1,0 +1,82 @@
+"""The console's benchmark: emulation alone across the ends of games, and an interrupted run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.__main__ import main
+
+pytestmark = pytest.mark.usefixtures("console")
+
+
+def test_emulation_alone_plays_the_same_games() -> None:
+    from benchmarks.console import emulate_games
+    from emulator import PongVectorEnv
+    from emulator.state import NOOPS_DRAWN
+
+    whole, alone = (PongVectorEnv(2, seed=0, threads=1) for _ in range(2))
+    whole.reset()
+    alone.reset()
+    begin = alone._beginning, alone._noops
+    for actions in np.random.default_rng(0).integers(6, size=(2_000, 2)):
+        whole.step(actions)
+        emulate_games(alone._state, 2, actions, 4, *begin)
+    assert np.array_equal(whole.ram, alone.ram)
+    assert (alone._state[NOOPS_DRAWN] > 1).all()  # both games ended
+
+
+def test_after_the_last_draw_of_noops_the_first_comes_again() -> None:
+    from benchmarks.console import emulate_games
+    from emulator import PongVectorEnv
+    from emulator.state import NOOPS_DRAWN, STEPPED
+
+    envs = PongVectorEnv(1, seed=0, threads=1)
+    envs.reset()
+    begin = envs._beginning, envs._noops[:1].copy()
+    ends, before = 0, 0
+    for actions in np.random.default_rng(0).integers(6, size=(4_000, 1)):
+        emulate_games(envs._state, 1, actions, 4, *begin)
+        ends += envs._state[STEPPED, 0] < before
+        before = envs._state[STEPPED, 0]
+        assert envs._state[NOOPS_DRAWN, 0] == 1
+    assert ends > 1
+
+
+def test_an_interrupted_run_keeps_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks import console
+
+    start_players = console.start_players
+
+    def interrupted(games, *args):
+        if games == 4:
+            raise KeyboardInterrupt
+        return start_players(games, *args)
+
+    monkeypatch.setattr(console, "start_players", interrupted)
+    monkeypatch.setattr(console, "starts", lambda: (10.0, 1.0))  # compiles for a quarter minute
+    flags = ["--python", str(tmp_path / "none"), "--rounds", "2", "--seconds", "0"]
+    assert main(["console", *flags, "--most", "16", "--out", str(tmp_path)]) == 130
+    record = json.loads((tmp_path / "console.json").read_text())
+    measured = [(who, games) for who, _, games, _ in record["agent_steps_per_second"]]
+    everybody = [console.WRAPPERS, console.ALE_ALONE, console.ALONE, console.CONSOLE, console.ALE]
+    assert measured == [(who, 1) for who in everybody] * 2
+    assert record["not_measured"] == [4, 16]
+    assert "Not finished: 4 and 16 games were not measured" in (tmp_path / "console.md").read_text()
+    assert (tmp_path / "console.csv").exists()
+    assert (tmp_path / "console.png").read_bytes().startswith(b"\x89PNG")
+    assert "without EnvPool" in capsys.readouterr().out
+
+
+def test_a_peer_that_ends_is_told(tmp_path: Path) -> None:
+    from benchmarks import Failed
+    from benchmarks.console import Program
+
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    with Program(python, "EnvPool", 1, 1) as peer, pytest.raises(Failed, match="EnvPool ended"):
+        peer.wait()
