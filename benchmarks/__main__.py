@@ -29,7 +29,7 @@ COMMANDS = {
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
     "console": "measure the console of emulator beside ALE's and EnvPool's vector environments",
     "console-campaign": "compare a million frames of the console of emulator with ALE's",
-    "interpreter": "time a frame of Pong interpreted and translated",
+    "interpreter": "time a frame of Pong interpreted, translated with a switch, and structured",
     "screenshot": "take pictures of TensorBoard with your runs",
 }
 

@@ -1,7 +1,11 @@
-"""What translating buys: a frame of Pong interpreted, and translated; the same RAM after each.
+"""What translating buys: a frame of Pong in three ways, with the same state after all of them.
 
-The interpreter is written from the same table of instructions, runs on the same television, and is
-compiled in the same way. It asks about every instruction, every time it comes to it, what it is.
+    interpreted  asks about every instruction, every time it comes to it, what it is
+    switch       every block translated once; a loop asks which block is next
+    structured   translated into if and while, as ``emulator`` has it
+
+All use the same table of instructions, run on the same television, and are compiled in the same
+way.
 
     python -m benchmarks interpreter
 """
@@ -20,14 +24,16 @@ from benchmarks.arguments import add_counts, add_out
 from benchmarks.report import join_machine, output_folder, spread, write_table
 from benchmarks.runner import ROOT
 from emulator.compiling import OPTIONS
+from emulator.control_flow import Code, End, Goto, If, Program
 from emulator.instructions import OPERAND_BYTES, TABLE, decode
-from emulator.pong import emulate, new_game
-from emulator.semantics import CONDITIONS
-from emulator.state import CHARGED, COLLIDED, CYCLES, FIELDS, REGISTER_X, TIMER_SET
-from emulator.tia import collide
-from emulator.translated import FRAME_END, entry_point
+from emulator.pong import emulate, end_frame, new_game
+from emulator.semantics import CONDITIONS, VARIABLES, store_function
+from emulator.state import CYCLES, FIELDS, REGISTER_X
+from emulator.translate import Translated, Writer, function, indent, translated_routines
+from emulator.translated import FRAME_END, HEADER, entry_point, program
 from lib.run import describe_machine
 
+END = 0xFFFF  # behind the last block of a routine
 FIRST = 0xF0CE  # the instruction after the one that completes a picture
 OPERAND = {
     "implied": "",
@@ -87,7 +93,7 @@ DOES["SBC"] = "m ^= 0xff; " + DOES["ADC"]
 CHANGES = ("ASL", "LSR", "ROL", "ROR", "INC", "DEC")
 READS = ("LDA", "LDX", "LDY", "AND", "ORA", "EOR", "ADC", "SBC", "CMP", "CPX", "CPY", "BIT")
 
-HEADER = """
+INTERPRETER = """
 from emulator.bus import load_far, rom
 from emulator.compiling import compiled
 from emulator.pong import frame
@@ -137,7 +143,7 @@ def interpreted(s, g, t, pc, a, x, y, n, z, c, v, sp):
 
 def source() -> str:
     """The interpreter, as Python."""
-    text = HEADER
+    text = INTERPRETER
     for number, opcode in enumerate(sorted(TABLE)):
         text += f"        {'elif' if number else 'if'} opcode == {opcode:#04x}:\n"
         text += "".join(f"            {line}\n" for line in _lines(opcode))
@@ -177,25 +183,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, time and write."""
     out = output_folder(args.out)
-    ways = {"interpreted": _interpreter(), "translated": translated}
+    ways = {"interpreted": _interpreter(), "switch": _switch(), "structured": _structured}
     beginning, taken = new_game(), {way: [] for way in ways}
     for _ in range(args.rounds + 1):  # the first one compiles
-        after = []
+        after = {}
         for way, play in ways.items():
             s = np.zeros((FIELDS, 2), np.int32, order="F")
             s[:, 0] = beginning
-            begin = time.perf_counter()
+            begin = time.thread_time()
             play(s, args.frames)
-            taken[way].append((time.perf_counter() - begin) / args.frames * 1e6)
-            after.append(s[:, 0])
-        if not np.array_equal(*(state[:REGISTER_X] for state in after)):
-            places = np.flatnonzero(after[0] != after[1])
-            raise Failed(f"the interpreter differs in the fields {places.tolist()}")
+            taken[way].append((time.thread_time() - begin) / args.frames * 1e6)
+            after[way] = s[:REGISTER_X, 0]
+        for way, state in after.items():
+            if places := np.flatnonzero(state != after["structured"]).tolist():
+                raise Failed(f"{way}: the state differs in the fields {places}")
     machine = describe_machine(torch.device("cpu"))
     rows = [[way, spread(times[1:])] for way, times in taken.items()]
     notes = [
-        f"Microseconds of an emulated frame, nothing drawn; {args.rounds} runs of {args.frames:,} "
-        "frames in turn, in one thread, median and range; both end in the same state",
+        "Microseconds that an emulated frame takes of a core, nothing drawn; median and range of "
+        f"{args.rounds} runs of {args.frames:,} frames in turn; all end in the same state",
         f"Machine: {join_machine(machine)}, numba {numba.__version__}",
         f"python -m benchmarks interpreter, commit {calibration.commit(ROOT) or 'unknown'}",
     ]
@@ -206,14 +212,63 @@ def run(args: argparse.Namespace) -> int:
 
 
 @entry_point
-def translated(s, frames):
-    """Play frames as ``emulator`` does."""
+def _structured(s, frames):
+    """Play frames as ``emulator`` does; s is its state, int32 (FIELDS, games)."""
     for _ in range(frames):
         emulate(s, 0, False)
 
 
+def switch_source(program: Program) -> str:
+    """As ``emulator.translate.translate``, with switches in loops for ``if`` and ``while``."""
+    lines = store_function()
+    for routine in translated_routines(program):
+        unset = sorted(set(VARIABLES) - routine.takes)
+        body = [" = ".join([*unset, "0"]), f"at = {routine.routine.entry:#06x}"]
+        body += [f"while at != {END:#06x}:", *indent(_search(list(_blocks(routine).items())))]
+        body += Writer(routine, []).write([End(routine.routine.blocks[routine.routine.entry])])
+        lines += function(routine, body)
+    return "\n".join(lines) + "\n"
+
+
+def _blocks(routine: Translated) -> dict[int, list[str]]:
+    """The lines of every block of a routine; they set ``at`` to the next one, or to ``END``."""
+    blocks = routine.routine.blocks
+    writer = Writer(routine, [])
+    writer.guarded = {*blocks, END}  # who goes somewhere says so
+    lines = {}
+    for start, block in sorted(blocks.items()):
+        ways = [[Goto(target)] for target in block.targets or (END,)]
+        leave = If(block, *ways) if len(ways) == 2 else ways[0][0]
+        lines[start] = writer.write([Code(block), leave])
+    return lines
+
+
+def _search(blocks: list[tuple[int, list[str]]]) -> list[str]:
+    """The lines of the block at ``at``, looked up by halves."""
+    if len(blocks) == 1:
+        return blocks[0][1]
+    half = len(blocks) // 2
+    first, second = indent(_search(blocks[:half])), indent(_search(blocks[half:]))
+    return [f"if at < {blocks[half][0]:#06x}:", *first, "else:", *second]
+
+
+def _switch() -> Callable[[np.ndarray, int], None]:
+    """Play frames with the translation of ``switch_source``."""
+    names: dict[str, Any] = {"__name__": "benchmarks.switch"}
+    exec(HEADER + switch_source(program()), names)
+    frame = names["frame"]
+
+    @numba.njit(**OPTIONS)
+    def play(s, frames):
+        for _ in range(frames):
+            t, s[REGISTER_X, 0] = frame(s, 0, s[CYCLES, 0], False, s[REGISTER_X, 0])
+            end_frame(s, 0, t)
+
+    return play
+
+
 def _interpreter() -> Callable[[np.ndarray, int], None]:
-    """Play frames by interpreting; s is the state of ``emulator``, int32 (FIELDS, games)."""
+    """Play frames by interpreting."""
     names: dict[str, Any] = {"__name__": "benchmarks.interpreted"}
     exec(source(), names)
     interpreted = names["interpreted"]
@@ -225,11 +280,6 @@ def _interpreter() -> Callable[[np.ndarray, int], None]:
             t, pc, a, x, y, n, z, c, v, sp = interpreted(
                 s, 0, s[CYCLES, 0], pc, a, x, y, n, z, c, v, sp
             )
-            collide(s, 0, 3 * t)
-            passed = t // 76 * 76  # as in emulator.pong.emulate
-            s[CYCLES, 0] = t - passed
-            s[TIMER_SET, 0] -= passed
-            s[CHARGED, 0] -= passed
-            s[COLLIDED, 0] = 3 * (t - passed)
+            end_frame(s, 0, t)
 
     return play

@@ -57,10 +57,14 @@ def act(s, g, action):
 @compiled
 def emulate(s, g, boot):
     """Run the console until the next picture is complete, from power-on or from the last one."""
-    t, x = frame(s, g, s[CYCLES, g], boot, s[REGISTER_X, g])
+    t, s[REGISTER_X, g] = frame(s, g, s[CYCLES, g], boot, s[REGISTER_X, g])
+    end_frame(s, g, t)
+
+
+@compiled
+def end_frame(s, g, t):
+    """End the picture in cycle ``t``; the next counts anew, from where the beam is in its line."""
     collide(s, g, 3 * t)
-    s[REGISTER_X, g] = x
-    # The next picture counts its cycles anew, but the beam goes on where it is in its line.
     passed = t // 76 * 76
     s[CYCLES, g] = t - passed
     s[TIMER_SET, g] -= passed

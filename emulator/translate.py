@@ -66,6 +66,19 @@ def translate(program: Program) -> str:
     Raises:
         EmulatorError: the program does what this translation does not know.
     """
+    lines = [*store_function()]
+    for routine in translated_routines(program):
+        statements = structured(routine.routine)
+        lines += function(routine, Writer(routine, statements).write(statements))
+    return "\n".join(lines) + "\n"
+
+
+def translated_routines(program: Program) -> list[Translated]:
+    """The routines of a program, each after those that it calls; the main program is the last.
+
+    Raises:
+        EmulatorError: the program does what this translation does not know.
+    """
     main, subroutines = find_routines(program)
     routines: Routines = {}
     top = Translated(main, 0xFF)
@@ -74,10 +87,7 @@ def translate(program: Program) -> str:
     after_frame = top.routine.blocks[POWER_ON].targets[1]
     while _liveness([top, *routines.values()], after_frame):
         pass
-    lines = [*store_function()]
-    for routine in [*routines.values(), top]:
-        lines += ["", "", *_function(routine)]
-    return "\n".join(lines) + "\n"
+    return [*routines.values(), top]
 
 
 def _translate_blocks(
@@ -190,17 +200,16 @@ def _live_before(step: Step, live: set[str]) -> tuple[set[str], bool]:
     return (live - set(step.targets)) | step.uses, False
 
 
-def _function(routine: Translated) -> list[str]:
-    """The source of a routine."""
+def function(routine: Translated, body: list[str]) -> list[str]:
+    """The source of a routine with these statements."""
     takes = ["s", "g", "t", *sorted(routine.takes)]
     if routine.routine.entry == POWER_ON:
         takes.insert(3, "boot")
-    statements = structured(routine.routine)
-    body = _indent(_Writer(routine, statements).write(statements))
-    return ["@compiled", f"def {routine.name}({', '.join(takes)}):", *body]
+    head = ["", "", "@compiled", f"def {routine.name}({', '.join(takes)}):"]
+    return [*head, *indent(body)]
 
 
-class _Writer:
+class Writer:
     """Writes the statements of a routine as lines of Python."""
 
     def __init__(self, routine: Translated, statements: list) -> None:
@@ -239,13 +248,13 @@ class _Writer:
                 case Goto(target):
                     lines += [*_tick(cycles), *self._goto(target, loop)]
                 case Loop(_, body):
-                    inside = _indent(self.write(body, 0, statement))
+                    inside = indent(self.write(body, 0, statement))
                     lines += [*_tick(cycles), "while True:", *inside]
                     cycles = 0
                 case Follow(target, body):
                     inner = self.write(body, 0, loop)
                     alone = out == {target}
-                    lines += inner if alone else [f"if at == {target:#06x}:", *_indent(inner)]
+                    lines += inner if alone else [f"if at == {target:#06x}:", *indent(inner)]
                     out -= {target}
                 case End():
                     lines += [*_tick(cycles), "return " + ", ".join(["t", *self.routine.returns])]
@@ -281,8 +290,8 @@ class _Writer:
             instruction = branch.block.instructions[-1]
             condition, opposite = CONDITIONS[instruction.name]
             cycles_taken += 1 + (instruction.operand >> 8 != instruction.following >> 8)
-        taken = _indent(self.write(branch.taken, cycles_taken, loop))
-        otherwise = _indent(self.write(branch.otherwise, cycles, loop))
+        taken = indent(self.write(branch.taken, cycles_taken, loop))
+        otherwise = indent(self.write(branch.otherwise, cycles, loop))
         if not taken:
             return [f"if {opposite}:", *otherwise]
         return [f"if {condition}:", *taken, *(["else:", *otherwise] if otherwise else [])]
@@ -296,7 +305,8 @@ class _Writer:
         return lines
 
 
-def _indent(lines: list[str]) -> list[str]:
+def indent(lines: list[str]) -> list[str]:
+    """Lines of a block."""
     return ["    " + line for line in lines]
 
 

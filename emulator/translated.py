@@ -87,9 +87,14 @@ def _made(parent: Path, name: str) -> Path:
     return made
 
 
+def program() -> Program:
+    """Pong."""
+    return Program(read_rom(), FRAME_END, INDIRECT, ALWAYS)
+
+
 def source() -> str:
     """The translation, as Python."""
-    return HEADER + translate(Program(read_rom(), FRAME_END, INDIRECT, ALWAYS))
+    return HEADER + translate(program())
 
 
 def _load() -> Any:

@@ -1,5 +1,6 @@
 """The parts of the console, each by itself, against counts by hand, brute force and OpenCV."""
 
+from collections.abc import Callable
 from typing import Any
 
 import cv2
@@ -41,7 +42,9 @@ def program(code: str, at: int = 0xF000, **more: str) -> Program:
     return Program(bytes(rom), at + len(bytes.fromhex(code)), {}, set())
 
 
-def run(cartridge: Program, **ram: int) -> tuple[np.ndarray, int]:
+def run(
+    cartridge: Program, translate: Callable[[Program], str] = translate, **ram: int
+) -> tuple[np.ndarray, int]:
     """RAM (128,) after the first picture, with what was in it before (``x85=3``), and cycles."""
     names: dict[str, Any] = {"compiled": lambda function: function}
     names["rom"] = lambda address: cartridge.rom[address & 0x7FF]
