@@ -122,6 +122,7 @@ def run(args: argparse.Namespace) -> int:
         "first_start_s": first,
         "cached_start_s": cached,
         "bytes_per_game": in_fresh_process(memory_per_game, sizes[-1]),
+        "most_games_of_peers": args.most_peers,
         "agent_steps_per_second": rates,  # who, threads, games, and how many
     }
     for number, games in enumerate(sizes):
@@ -339,6 +340,10 @@ def write(out: Path, record: dict[str, Any]) -> None:
         f"{machine.get('envpool', 'not installed')}",
         f"python -m benchmarks console, commit {record['commit'] or 'unknown'}",
     ]
+    if record["most_games_of_peers"] < sizes[-1]:
+        notes.insert(
+            2, f"AtariVectorEnv and EnvPool: {record['most_games_of_peers']:,} games at most"
+        )
     if record["not_measured"]:
         missing = " and ".join(f"{games:,}" for games in record["not_measured"])
         notes.insert(0, f"Not finished: {missing} games were not measured")
