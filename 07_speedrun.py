@@ -2,13 +2,13 @@
 
 Parallel Q-learning without replay buffer and target network (Gallici et al., arXiv:2407.04811): the
 network learns from the last rollout of 16 games, while C++ threads play the next one. Its targets
-are Q(lambda) returns over up to 128 steps, longer than most points. They are computed once per rollout,
-from values that the choice of actions gives anyway. So an update is one forward and one backward
-pass. It is compiled, and in bfloat16 except for the last layer. Each frame is learned from four
-times, in many small updates. The learning rate and the last part of epsilon fall as the agent wins a
-larger share of its points. The network has a sixth of the weights, a normalised hidden layer and
-dueling heads. It sees two stacked frames, only the part between the walls. It plays the three of
-Pong's six actions that differ. On a CPU, half of the cores learn and half play.
+are Q(lambda) returns over up to 128 steps, longer than most points. They are computed once per
+rollout, from values that the choice of actions gives anyway. So an update is one forward and one
+backward pass. It is compiled, and in bfloat16 except for the last layer. Each frame is learned from
+four times, in many small updates. The learning rate and the last part of epsilon fall as the agent
+wins a larger share of its points. The network has a sixth of the weights, a normalised hidden layer
+and dueling heads. It sees two stacked frames, only the part between the walls. It plays the three
+of Pong's six actions that differ. On a CPU, half of the cores learn and half play.
 
 The book ends before this rung. What each idea bought: results/README.md.
 """
