@@ -334,8 +334,8 @@ def write(out: Path, record: dict[str, Any]) -> None:
         "Random play; who plays is started once for each number of games, then all take turns",
         f"First start {record['first_start_s']:.1f} s (translated and compiled), later ones "
         f"{record['cached_start_s']:.1f} s, from the import to the end of the first step",
-        f"Bytes per game: state {memory['state']:,.0f}; resident memory {memory['resident']:,.0f}, "
-        f"of which observations are two of {memory['observation']:,.0f}",
+        f"Bytes per game: state {memory['state']:,.0f}; resident memory with its observation "
+        f"{memory['resident']:,.0f}, of which {memory['observation']:,.0f} are the observation",
         f"Machine: {join_machine(machine)}, numba {machine['numba']}, EnvPool "
         f"{machine.get('envpool', 'not installed')}",
         f"python -m benchmarks console, commit {record['commit'] or 'unknown'}",

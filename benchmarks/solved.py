@@ -25,7 +25,7 @@ HOUR = 3_600.0  # seconds
 # to 94 % of their time (`breakdown`).
 UPDATES = ("updates",)
 HALVES = ("updates_one_core", "emulated_frames")  # one half of the cores learns, the other plays
-BOUND_BY = {"07_speedrun": HALVES, "08_recompiled_pong": HALVES}
+BOUND_BY = {"07_speedrun": HALVES}
 AS_IT_IS = {"amp": 0.0, "batch_size": 32.0}  # settings of 01 that its speed hangs on
 MANY_MACHINES = ("09_many_machines",)  # this one's speed is not theirs
 
@@ -44,8 +44,8 @@ NOTES = [
     f"({RESAMPLES:,} resamples of the seeds; Agarwal et al., arXiv:2108.13264).",
     f"Scaled minutes: as on this machine made slower or faster as a whole, until 01 runs at "
     f"{REFERENCE_FPS:g} FPS. The calibration before and after a run is held against that of 01's "
-    f"runs: updates of {BATCH_SIZE} on all cores for the rungs that wait for them (00 to 06), and "
-    "for 07 and 08 updates on one core or emulated frames, whichever makes the longer time.",
+    "runs: for 07 updates on one core or emulated frames, whichever makes the longer time; for the "
+    f"other rungs updates of {BATCH_SIZE} on all cores.",
     "FPS / 01's: against the nearest run of 01 on this machine that was not an hour away.",
 ]
 
