@@ -132,7 +132,7 @@ def test_where_games_are_played_on_the_gpu_nothing_is_waited_for(tmp_path, monke
     module.announce = lambda *args: games.extend(args[2]) or announce(*args)
     monkeypatch.setattr(emulator, "PongVectorEnv", PongOnGpu)
     with in_place_of_cuda():
-        seen = train(module, tmp_path, NAME, envs=2, batch_size=20)
+        seen = train(module, tmp_path, NAME, envs=2, batch_size=20, epochs=2)
     assert seen.waits == set()
     assert [game.steps for game in games] == [10] * 6  # of the first of two reports of 32 steps
 
