@@ -53,10 +53,7 @@ def connected(address: str, players: int) -> Iterator[None]:
     # Calls to a lost player fail after 0.4 seconds instead of two. Then it is asked again.
     os.environ.setdefault("RAY_timeout_ms_task_wait_for_death_info", "200")
     os.environ.setdefault("RAY_core_worker_internal_heartbeat_ms", "200")
-    if address:
-        # Whoever is refused fails after 5 attempts of a second or more, not after 20.
-        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "5")
-    else:
+    if not address:
         # Ray listens on all addresses where it can have nodes elsewhere. Switching that off is
         # what it does itself on the systems that this variable is named after.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -78,6 +75,8 @@ def connected(address: str, players: int) -> Iterator[None]:
         try:
             if address:
                 _expect_answer(address)
+                # Who is refused fails after 5 attempts of a second or more, not after 20.
+                os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "5")
                 # Nodes need no copy of this repository, only its requirements.
                 root = Path(lib.__file__).parent.parent
                 code = {"py_modules": [str(root / name) for name in ("lib", "emulator")]}
