@@ -75,8 +75,6 @@ def connected(address: str, players: int) -> Iterator[None]:
         try:
             if address:
                 _expect_answer(address)
-                # Who is refused fails after 5 attempts of a second or more, not after 20.
-                os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "5")
                 # Nodes need no copy of this repository, only its requirements.
                 root = Path(lib.__file__).parent.parent
                 code = {"py_modules": [str(root / name) for name in ("lib", "emulator")]}
