@@ -229,7 +229,7 @@ def test_a_lost_node_takes_no_message_of_the_others_and_strangers_stay_out(lose,
                     gone = True
                 if len(counts) == 3 and min(map(len, counts.values())) >= 10:
                     break
-        _, refused = intruder.communicate(timeout=180)
+        _, refused = intruder.communicate(timeout=60)
     assert intruder.returncode == 1
     assert refused.startswith(f"{SCRIPT}: failed: Ray, {cluster.address}: ")
     assert refused.count("\n") == 1
