@@ -20,7 +20,7 @@ from ignite.handlers import TensorboardLogger
 from test_learning import Catch
 from test_n_step import SIZE, STACK, cut_out, drawn, play
 
-from benchmarks.cluster.simulated import HEALTH_CHECK, SimulatedCluster
+from benchmarks.cluster.simulated import SimulatedCluster
 from lib.actors import Weights, ape_x_epsilons
 from lib.arguments import parse
 from lib.bulk_replay import BulkReplayBuffer
@@ -198,15 +198,8 @@ class Broken:
     play = Failing.play
 
 
-def test_the_guide_has_the_health_checks_of_the_simulated_cluster():
-    guide = (ROOT / "README.md").read_text()
-    assert " ".join(f"{name}={value}" for name, value in HEALTH_CHECK.items()) in guide
-
-
 @needs_ray
-@pytest.mark.parametrize("lose", ["kill", "silence"])
-def test_a_lost_node_takes_no_message_of_the_others_and_strangers_stay_out(lose, tmp_path, capsys):
-    before = shared_memory()
+def test_a_killed_node_takes_no_message_of_the_others_and_strangers_stay_out(tmp_path, capsys):
     with SimulatedCluster(2, 2) as cluster:
         intruder = subprocess.Popen(
             [sys.executable, str(ROOT / f"{SCRIPT}.py"), "--address", cluster.address],
@@ -220,13 +213,13 @@ def test_a_lost_node_takes_no_message_of_the_others_and_strangers_stay_out(lose,
         counts: dict[tuple[int, int], list[int]] = {}  # by player and process
         with Players(by_value(Counting), 2, (), cluster.address, timeout=60) as players:
             players.broadcast(NET, SimpleNamespace(iteration=0, frames=0))
-            gone = False
+            killed = False
             for arrived in players:
                 for new in arrived:
                     counts.setdefault((new.player, new.version), []).append(int(new.actions[0]))
-                if not gone and len(counts) == 2 and min(map(len, counts.values())) >= 10:
-                    getattr(cluster, lose)(0)
-                    gone = True
+                if not killed and len(counts) == 2 and min(map(len, counts.values())) >= 10:
+                    cluster.kill(0)
+                    killed = True
                 if len(counts) == 3 and min(map(len, counts.values())) >= 10:
                     break
         _, refused = intruder.communicate(timeout=60)
@@ -240,7 +233,6 @@ def test_a_lost_node_takes_no_message_of_the_others_and_strangers_stay_out(lose,
     lost, back = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"player \d is lost, 1 of 2 play", lost)
     assert back == lost.replace("lost, 1", "back, 2")
-    assert shared_memory() <= before
 
 
 @needs_ray

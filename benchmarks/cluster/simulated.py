@@ -13,7 +13,7 @@ from typing import Self
 
 import psutil
 
-# What README.md sets before `ray start`. Ray gives a node up after five failed checks. By
+# What `ray start --head` is given in README.md. Ray gives a node up after five failed checks. By
 # default each waits ten seconds for an answer: a machine without power is noticed after 50 seconds.
 HEALTH_CHECK = {"RAY_health_check_period_ms": "100", "RAY_health_check_timeout_ms": "500"}
 
