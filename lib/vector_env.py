@@ -84,9 +84,8 @@ def one_thread_games(env_id: str, num_envs: int, max_pool: bool) -> Games:
         env_id, num_envs, max_pool: as for ``ale_games``.
     """
     if env_id.startswith("Pong") and not emulator.missing():
-        return emulator.PongVectorEnv(
-            num_envs, threads=1, stack=1, max_pool=max_pool, reward_clipping=False
-        )
+        settings = {"threads": 1, "stack": 1, "max_pool": max_pool, "reward_clipping": False}
+        return emulator.PongVectorEnv(num_envs, **settings)
     return ale_games(env_id, num_envs, threads=1, max_pool=max_pool)
 
 
