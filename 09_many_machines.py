@@ -28,7 +28,7 @@ from lib.loss import bellman_loss
 from lib.n_step import NStepRecorder, Transitions
 from lib.replay_buffer import Batch
 from lib.run import Run, launch
-from lib.vector_env import StackedVectorEnv, one_thread_games
+from lib.vector_env import StackedVectorEnv, ale_games
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Options(Hyperparams):
 
     def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
         """Some games, in one thread."""
-        games = one_thread_games(self.env, count, self.max_pool)
+        games = ale_games(self.env, count, threads=1, max_pool=self.max_pool)
         return StackedVectorEnv(games, self.stack, seed)
 
 

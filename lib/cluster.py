@@ -50,9 +50,8 @@ def connected(address: str, players: int) -> Iterator[None]:
         Failure: if Ray is not installed, or there is no such cluster.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Calls to a lost player fail after 0.4 seconds instead of two. Then it is asked again.
+    # Calls to a lost player fail after one second instead of two. Then it is asked again.
     os.environ.setdefault("RAY_timeout_ms_task_wait_for_death_info", "200")
-    os.environ.setdefault("RAY_core_worker_internal_heartbeat_ms", "200")
     if not address:
         # Ray listens on all addresses where it can have nodes elsewhere. Switching that off is
         # what it does itself on the systems that this variable is named after.
@@ -78,7 +77,6 @@ def connected(address: str, players: int) -> Iterator[None]:
                 # Nodes need no copy of this repository, only its requirements.
                 root = Path(lib.__file__).parent.parent
                 code = {"py_modules": [str(root / name) for name in ("lib", "emulator")]}
-                code["excludes"] = ["__pycache__"]  # what was compiled is only good here
                 with _silent_stderr():
                     ray.init(address, runtime_env=code, **quiet)
             else:
