@@ -4,7 +4,8 @@ The player of 04_new_wrappers_parallel.py becomes a Ray actor. There can be many
 several games. A player gets weights, plays some steps, and answers with one compressed message of
 n-step transitions, which holds each frame once. Every game has its own epsilon. More players play
 more frames, but the number of updates per frame stays the same. If a player or a machine dies, the
-others continue until Ray has replaced it. Each machine fetches the weights once.
+others continue until Ray has replaced it. Each machine fetches the weights once. Pong is played on
+the console of 08_recompiled_pong.py, other games in ALE.
 
 The book ends before this rung. The idea is that of Ape-X (Horgan et al., arXiv:1803.00933),
 without its priorities.
@@ -17,7 +18,7 @@ import torch
 from ignite.engine import Engine, Events, State
 
 from lib.actors import Weights, ape_x_epsilons, player_seed
-from lib.arguments import Hyperparams, option
+from lib.arguments import ClusterOptions, option
 from lib.bulk_replay import BulkReplayBuffer
 from lib.cluster import Players, learn_from
 from lib.dqn_model import DQN, adam
@@ -28,29 +29,15 @@ from lib.loss import bellman_loss
 from lib.n_step import NStepRecorder, Transitions
 from lib.replay_buffer import Batch
 from lib.run import Run, launch
-from lib.vector_env import StackedVectorEnv, ale_games
 
 
 @dataclass(frozen=True)
-class Options(Hyperparams):
+class Options(ClusterOptions):
     """The settings of this rung."""
 
-    address: str = option("", "host:port of the Ray cluster to join (default: start Ray here)")
-    players: int = option(1, "number of players (Ray actors)", 1, 10_000)
-    envs: int = option(8, "environments of each player, stepped together", 1, 256)
-    message_steps: int = option(32, "steps of each game per message to the learner", 10, 1_000)
-    max_pool: bool = option(False, "frame skip takes the maximum of the last two frames")
-    stack: int = option(2, "stacked frames per state", 1, 16)
     n_steps: int = option(3, "n of the n-step transitions", 1, 8)
     batch_size: int = option(128, "transitions per update", 1, 65_536)
     frames_per_update: int = option(8, "new frames per update, whoever played them", 1, 10**6)
-    sync_updates: int = option(50, "updates between broadcasts of the weights", 1, 10**9)
-    player_timeout: float = option(60.0, "fail after so many seconds without a frame", 1, 10**6)
-
-    def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
-        """Some games, in one thread."""
-        games = ale_games(self.env, count, threads=1, max_pool=self.max_pool)
-        return StackedVectorEnv(games, self.stack, seed)
 
 
 class Player:

@@ -20,6 +20,7 @@ from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
 from lib.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
 from lib.devices import PRECISIONS, choose_precision, missing_device, shares_memory
 from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
+from lib.vector_env import StackedVectorEnv, one_thread_games
 
 # Settings that a resumed run does not take over, and settings that may change when it is resumed.
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")
@@ -280,6 +281,25 @@ class WrapperOptions(Hyperparams):
             stack=self.stack,
             resize=self.resize,
         )
+
+
+@dataclass(frozen=True)
+class ClusterOptions(Hyperparams):
+    """Settings of rungs whose players are Ray actors."""
+
+    address: str = option("", "host:port of the Ray cluster to join (default: start Ray here)")
+    players: int = option(1, "number of players (Ray actors)", 1, 10_000)
+    envs: int = option(8, "environments of each player, stepped together", 1, 256)
+    message_steps: int = option(32, "steps of each game per message to the learner", 10, 1_000)
+    max_pool: bool = option(False, "frame skip takes the maximum of the last two frames")
+    stack: int = option(2, "stacked frames per state", 1, 16)
+    sync_updates: int = option(50, "updates between broadcasts of the weights", 1, 10**9)
+    player_timeout: float = option(60.0, "fail after so many seconds without a frame", 1, 10**6)
+
+    def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
+        """Some games, in one thread."""
+        games = one_thread_games(self.env, count, self.max_pool)
+        return StackedVectorEnv(games, self.stack, seed)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""ALE's C++ vector environment: emulation, frame skip and resizing in native threads.
+"""Vector environments: ALE's in C++, and our own console's, which has the same methods.
 
 ``ale_py.AtariVectorEnv`` plays all games in C++ threads, without the interpreter's lock. A step has
 two halves: ``send`` hands over the actions and returns at once, ``recv`` waits for the frames. The
@@ -13,6 +13,7 @@ import numpy as np
 from ale_py import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
+import emulator
 from lib.experience import Episode, Transition
 
 
@@ -71,6 +72,22 @@ def ale_games(
         reward_clipping=False,  # episodes are reported unclipped
         autoreset_mode=AutoresetMode.SAME_STEP,
     )
+
+
+def one_thread_games(env_id: str, num_envs: int, max_pool: bool) -> Games:
+    """Games in one thread, for players that have a core each.
+
+    Pong is played on the console of ``emulator``, where Numba can compile it, and every other game
+    by ALE. Both play the same games, pixel for pixel. So players of both kinds can play together.
+
+    Args:
+        env_id, num_envs, max_pool: as for ``ale_games``.
+    """
+    if env_id.startswith("Pong") and not emulator.missing():
+        return emulator.PongVectorEnv(
+            num_envs, threads=1, stack=1, max_pool=max_pool, reward_clipping=False
+        )
+    return ale_games(env_id, num_envs, threads=1, max_pool=max_pool)
 
 
 class StackedVectorEnv:

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from ale_py import AtariVectorEnv
 
+import emulator
 from lib.device_replay import DeviceReplayBuffer
 from lib.experience import Transition
 from lib.recipe import PONG_ROWS
 from lib.replay_buffer import Batch, ReplayBuffer
-from lib.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
+from lib.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games, one_thread_games
 
 N, STACK = 3, 4
 
@@ -65,6 +67,35 @@ def test_outside_of_the_playing_field_nothing_moves_but_the_score(played) -> Non
             envs.send(np.full(N, action))
         step, cut = whole.recv(), field.recv()
         assert np.array_equal(cut.frames, step.frames[:, :, slice(*PONG_ROWS)])
+
+
+@pytest.mark.parametrize("max_pool", [False, True])
+def test_players_with_and_without_the_console_play_the_same_pong(max_pool: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        console = one_thread_games("PongNoFrameskip-v4", N, max_pool)
+        patch.setattr(emulator, "missing", lambda: "Numba is missing")
+        ale = one_thread_games("PongNoFrameskip-v4", N, max_pool)
+    assert isinstance(console, emulator.PongVectorEnv)
+    assert isinstance(ale, AtariVectorEnv)
+    both = [StackedVectorEnv(games, 2, seed=7) for games in (console, ale)]
+    rng, ended = np.random.default_rng(0), False
+    for _ in range(900):
+        actions = rng.integers(6, size=N)
+        for envs in both:
+            envs.send(actions)
+        mine, theirs = (envs.recv() for envs in both)
+        ended |= mine.ended.any()
+        assert np.array_equal(both[0].states, both[1].states)
+        assert mine.episodes == theirs.episodes
+        for name in ("rewards", "terminated", "ended", "frames"):
+            mine_of, theirs_of = getattr(mine, name), getattr(theirs, name)
+            assert mine_of.dtype == theirs_of.dtype
+            assert np.array_equal(mine_of, theirs_of)
+    assert ended
+
+
+def test_players_play_other_games_with_ale() -> None:
+    assert isinstance(one_thread_games("BreakoutNoFrameskip-v4", 2, False), AtariVectorEnv)
 
 
 def everything(buffer: ReplayBuffer) -> Batch:

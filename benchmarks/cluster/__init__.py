@@ -1,19 +1,24 @@
 """Measure 09_many_machines on this machine, and what one learner could take in from a cluster.
 
 Four parts: FPS against players, beside 04_new_wrappers_parallel in the same run; what goes over the
-network; what a killed node costs, on a simulated cluster; and how many frames per second the
-learner takes in from 10, 100 and 1,000 players that only send again what was recorded. What is
-complete in --run-dir is not run again. Everything listens on 127.0.0.1 alone.
+network; how many frames per second the learner takes in from 10, 100 and 1,000 players that only
+send again what was recorded; and what a lost node costs, on a simulated cluster. targets.md tells
+which targets are reached. Tables are written as it goes, and what is complete in --run-dir is not
+measured again. Everything listens on 127.0.0.1 alone.
 
     python -m benchmarks cluster --seeds 2
 """
 
 import argparse
 import importlib.util
+import json
 import math
 import runpy
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -31,6 +36,11 @@ RATIOS = (8, 64)  # frames per update: as 04 where updates are the bound; where 
 RECORDED = 40  # messages
 INITIAL = 2_000
 NETWORK = 10e9 / 8  # bytes per second
+# What it must reach.
+ENOUGH_FPS, ENOUGH_INTAKE, MOST_SECONDS = 0.95, 20_000, 5
+TARGETS_HEADER = ["what", "target", "measured", "reached"]
+
+Case = tuple[str, int, int]  # script, players, frames per update; 0 where it has no such setting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,21 +75,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure all four, and write their tables."""
+    """Measure everything that is not in --run-dir yet; tables are written as it goes."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("Ray is not installed: pip install -r requirements-cluster.txt")
     if args.frames <= INITIAL:
         raise UserError(f"--frames {args.frames} leaves nothing to train after {INITIAL} frames")
     out = output_folder(args.out or args.run_dir)
-    failures = measure_fps(args, out)
-    measure_intake(args, out)
-    measure_loss(out)
+    jobs = fps_jobs(args)
+    failures = 0
+    for seed in range(args.seeds):
+        failures += run_suite([entry[seed] for entry in jobs.values()], args.run_dir)
+        targets = report_fps(args.run_dir, out, jobs)
+        write_targets(out, targets)
+    for part in (measure_intake, measure_loss):
+        targets += part(args, out)
+        write_targets(out, targets)
+    print(markdown("Targets", TARGETS_HEADER, targets, []))
     print(f"written to {out}")
     return 1 if failures else 0
 
 
-def measure_fps(args: argparse.Namespace, out: Path) -> int:
-    """FPS against players, and the age of their weights; returns how many runs failed."""
+def write_targets(out: Path, targets: list[list[str]]) -> None:
+    """What was to be reached, as far as it is measured."""
+    write_table(out / "targets", "Targets", TARGETS_HEADER, targets, [machine_note()])
+
+
+def target(what: str, wanted: str, measured: str, reached: bool) -> list[str]:
+    """A line of that table."""
+    return [what, wanted, measured, "yes" if reached else "no"]
+
+
+def measured(run_dir: Path, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What was measured under this name, now or before an interruption."""
+    file = run_dir / "measured.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if name in known:
+        print(f"{name}: measured already, see {file}")
+    else:
+        known[name] = measure() | {"machine": machine_note()}
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        part.replace(file)
+    return known[name]
+
+
+def fps_jobs(args: argparse.Namespace) -> dict[Case, list[Job]]:
+    """The runs of the first part, by script, players and frames per update; one for each seed."""
     common = ["--run-dir", str(args.run_dir.resolve()), "--replay-initial", str(INITIAL)]
     common += ["--epsilon-frames", "1"]  # a random action costs no forward pass
     scripts = find_rungs()
@@ -94,14 +135,15 @@ def measure_fps(args: argparse.Namespace, out: Path) -> int:
             for players in args.players
         },
     }
-    jobs = {
+    return {
         case: [Job(scripts[case[0]], seed, [*common, *flags]) for seed in range(args.seeds)]
         for case, flags in cases.items()
     }
-    suite = [entry[seed] for seed in range(args.seeds) for entry in jobs.values()]
-    failures = run_suite(suite, args.run_dir)
 
-    records = read_records(args.run_dir)
+
+def report_fps(run_dir: Path, out: Path, jobs: dict[Case, list[Job]]) -> list[list[str]]:
+    """FPS against players, and the age of their weights; returns the line of the target."""
+    records = read_records(run_dir)
     runs = {
         case: [record for job in entry for record in records if job.done_by(record)]
         for case, entry in jobs.items()
@@ -118,18 +160,31 @@ def measure_fps(args: argparse.Namespace, out: Path) -> int:
             if script == RUNG
             else "",
         ]
-        for script, players, ratio in cases
+        for script, players, ratio in jobs
     ]
     header = ["rung", "players", "frames per update of 128", "FPS", "against 04", "age of weights"]
+    machine = f"Machine: {join_machine(records[0].machine)}" if records else machine_note()
     notes = [
-        machine_note(records),
+        machine,
         "FPS: frames per second of wall clock while training; median over seeds (and their range).",
         "Age of weights: updates made between a message's weights and its arrival, mean of a run.",
     ]
     write_table(out / "fps", "FPS against players", header, rows, notes)
     print(markdown("FPS against players", header, rows, notes))
-    draw_fps(out, {case: fps_of(entry) for case, entry in runs.items()}, notes[0])
-    return failures
+    draw_fps(out, {case: fps_of(entry) for case, entry in runs.items()}, machine)
+
+    # A run of 04 and the run with one player that came next, with the same seed.
+    before = {record.seed: record.fps for record in runs[PARALLEL, 0, 0] if record.fps}
+    ratios = [
+        record.fps / before[record.seed]
+        for record in runs.get((RUNG, 1, RATIOS[0]), [])
+        if record.fps and record.seed in before
+    ]
+    what = f"FPS with one player, as a multiple of {PARALLEL}'s: median of {len(ratios)} pairs"
+    if not ratios:
+        return [target(what, f">= {ENOUGH_FPS}", "not measured", False)]
+    told = f"{median(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in ratios)})"
+    return [target(what, f">= {ENOUGH_FPS}", told, median(ratios) >= ENOUGH_FPS)]
 
 
 def draw_fps(out: Path, fps: dict[tuple[str, int, int], list[float]], machine: str) -> None:
@@ -148,56 +203,97 @@ def draw_fps(out: Path, fps: dict[tuple[str, int, int], list[float]], machine: s
     plots.bar_figure(out / "fps.png", "FPS against players", unit, bars, machine)
 
 
-def measure_intake(args: argparse.Namespace, out: Path) -> None:
+def measure_intake(args: argparse.Namespace, out: Path) -> list[list[str]]:
     """Bytes of the messages, what a frame costs, and what a learner takes in."""
-    from benchmarks.cluster.intake import microseconds_per_frame, record, take_in
+    from benchmarks.cluster.intake import take_in
+
+    network = measured(args.run_dir, "network", measure_network)
+    sizes, costs, frames = network["bytes"], network["microseconds"], network["frames"]
+    rows = [
+        ["bytes of a message per frame, compressed", f"{sizes['packed'] / frames:,.0f}"],
+        ["the same, not compressed", f"{sizes['plain'] / frames:,.0f}"],
+        ["bytes per second and 1,000 FPS", f"{sizes['packed'] / frames * 1000:,.0f}"],
+        ["bytes of the weights, for each machine and broadcast", f"{sizes['weights']:,}"],
+        *[[f"microseconds to {name} a frame, one core", f"{costs[name]:.1f}"] for name in costs],
+    ]
+    header = ["what", "measured"]
+    notes = [network["machine"], network["messages"]]
+    write_table(out / "network", "What goes over the network", header, rows, notes)
+    print(markdown("What goes over the network", header, rows, notes))
+
+    taken = {}
+    for count in SIMULATED:
+
+        def measure(count: int = count) -> dict[str, Any]:
+            _, net, messages, buffer = recorded()
+            return asdict(take_in(count, messages, net, buffer, args.seconds))
+
+        taken[count] = measured(args.run_dir, f"intake, {count} players, {args.seconds} s", measure)
+        table = write_intake(out, network, list(taken.values()))
+    print(table)
+    return [
+        target(
+            f"frames per second that the learner takes in from {count:,} recorded players",
+            f">= {ENOUGH_INTAKE:,}",
+            f"{intake['frames_per_second']:,.0f}",
+            intake["frames_per_second"] >= ENOUGH_INTAKE,
+        )
+        for count, intake in taken.items()
+    ]
+
+
+def measure_network() -> dict[str, Any]:
+    """Bytes and microseconds of recorded messages."""
+    from benchmarks.cluster.intake import microseconds_per_frame
+
+    hp, net, messages, buffer = recorded()
+    microseconds_per_frame(messages, buffer)  # until the buffer has its memory
+    weights = sum(w.numel() * w.element_size() for w in net.state_dict().values())
+    return {
+        "messages": f"{len(messages)} messages of {hp.message_steps} steps of {hp.envs} games of "
+        f"Pong, {hp.n_steps}-step transitions of {hp.stack} stacked frames; weights are broadcast "
+        f"every {hp.sync_updates} updates.",
+        "frames": sum(message.played for message in messages),
+        "bytes": sizes_of(messages) | {"weights": weights},
+        "microseconds": microseconds_per_frame(messages, buffer),
+    }
+
+
+@cache
+def recorded() -> tuple[Any, Any, list[Any], Any]:
+    """Messages of a real player, with the rung's settings, a network, and a buffer for them."""
+    from benchmarks.cluster.intake import record
     from lib.bulk_replay import BulkReplayBuffer
 
     hp, net, players_on = real_players(1)
     messages = record(players_on(""), net, RECORDED)
     buffer = BulkReplayBuffer(hp.replay_size, (hp.stack, *messages[0].frames.shape[1:]))
-    costs = microseconds_per_frame(messages, buffer)
-    costs = microseconds_per_frame(messages, buffer)  # once its memory is there
-    sizes = sizes_of(messages)
-    weights = sum(w.numel() * w.element_size() for w in net.state_dict().values())
-    frames = sum(message.played for message in messages)
-    rows = [
-        ["bytes of a message per frame, compressed", f"{sizes['packed'] / frames:,.0f}"],
-        ["the same, not compressed", f"{sizes['plain'] / frames:,.0f}"],
-        ["bytes per second and 1,000 FPS", f"{sizes['packed'] / frames * 1000:,.0f}"],
-        [f"bytes of the weights, for each machine every {hp.sync_updates} updates", f"{weights:,}"],
-        *[[f"microseconds to {name} a frame, one core", f"{costs[name]:.1f}"] for name in costs],
-    ]
-    header = ["what", "measured"]
-    notes = [
-        machine_note([]),
-        f"{len(messages)} messages of {hp.message_steps} steps of {hp.envs} games of Pong, "
-        f"{hp.n_steps}-step transitions of {hp.stack} stacked frames.",
-    ]
-    write_table(out / "network", "What goes over the network", header, rows, notes)
-    print(markdown("What goes over the network", header, rows, notes))
+    return hp, net, messages, buffer
 
-    table = []
-    for count in SIMULATED:
-        taken = take_in(count, messages, net, buffer, args.seconds)
-        table.append(
-            [
-                f"{count:,}",
-                f"{taken.frames_per_second:,.0f}",
-                f"{taken.messages_per_second:,.0f}",
-                f"{taken.frames_per_second * sizes['packed'] / frames / 1e6:,.1f}",
-                f"{taken.storing * 100:.0f} %",
-            ]
-        )
+
+def write_intake(out: Path, network: dict[str, Any], taken: list[dict[str, Any]]) -> str:
+    """The table of what one learner takes in, which is also returned."""
+    costs, frames = network["microseconds"], network["frames"]
+    packed, plain = (network["bytes"][name] / frames for name in ("packed", "plain"))
+    table = [
+        [
+            f"{intake['players']:,}",
+            f"{intake['frames_per_second']:,.0f}",
+            f"{intake['messages_per_second']:,.0f}",
+            f"{intake['frames_per_second'] * packed / 1e6:,.1f}",
+            f"{intake['storing'] * 100:.0f} %",
+        ]
+        for intake in taken
+    ]
     header = ["players", "frames per second", "messages per second", "MB per second", "storing"]
     bounds = {
         "unpacking, one core": 1e6 / costs["unpack"],
         "the buffer, one core": 1e6 / costs["store"],
-        "the network at 10 Gbit/s": NETWORK / (sizes["packed"] / frames),
-        "the network without compression": NETWORK / (sizes["plain"] / frames),
+        "the network at 10 Gbit/s": NETWORK / packed,
+        "the network without compression": NETWORK / plain,
     }
     notes = [
-        machine_note([]),
+        taken[0]["machine"],
         "Taken in by a learner that makes no updates, from recorded messages that two processes "
         "on the same machine send for all players: they, Ray and the learner share its cores.",
         "Storing: share of the learner's time in the buffer; the rest is Ray's calls, unpacking "
@@ -207,33 +303,56 @@ def measure_intake(args: argparse.Namespace, out: Path) -> None:
         + ". An update of 128 per 8 frames is the FPS of the other table.",
     ]
     write_table(out / "intake", "What one learner takes in", header, table, notes)
-    print(markdown("What one learner takes in", header, table, notes))
+    return markdown("What one learner takes in", header, table, notes)
 
 
-def measure_loss(out: Path) -> None:
-    """What a killed node costs."""
-    from benchmarks.cluster.loss import kill_a_node
+def measure_loss(args: argparse.Namespace, out: Path) -> list[list[str]]:
+    """What a node costs that is killed, and one that does not answer any more."""
+    from benchmarks.cluster.loss import lose_a_node
 
-    _, net, players_on = real_players(2)
-    loss = kill_a_node(players_on, net)
-    header = ["when", "FPS"]
+    losses = {}
+    for how in ("killed", "silent"):
+
+        def measure(how: str = how) -> dict[str, Any]:
+            _, net, players_on = real_players(2)
+            loss = lose_a_node(how, players_on, net)
+            return asdict(loss) | {"cost": loss.cost}
+
+        losses[how] = measured(args.run_dir, f"a {how} node", measure)
+    header = ["the node is", "FPS before", "FPS without", "FPS after", "noticed", "full speed"]
     rows = [
-        ["before", f"{loss.fps_before:,.0f}"],
-        [f"the {loss.seconds:.1f} seconds without one player", f"{loss.fps_without:,.0f}"],
-        ["afterwards", f"{loss.fps_after:,.0f}"],
-        ["cost, as seconds at full speed", f"{loss.cost:.1f}"],
+        [
+            how,
+            *(f"{loss[name]:,.0f}" for name in ("fps_before", "fps_without", "fps_after")),
+            *(f"{loss[name]:.1f} s" for name in ("noticed", "seconds")),
+        ]
+        for how, loss in losses.items()
     ]
     notes = [
-        machine_note([]),
+        losses["killed"]["machine"],
         "A cluster of a head and two nodes on this machine, a player on each, a learner that makes "
-        "no updates. One node is killed; its player is placed on the other one.",
+        "no updates. One node is lost; its player is placed on the other one.",
+        "Killed: others see at once that its processes are gone. Silent: it does not answer any "
+        "more, as after a power cut.",
+        "Seconds are counted from then on. FPS without: of the other player, until full speed.",
     ]
-    write_table(out / "loss", "A killed node", header, rows, notes)
-    print(markdown("A killed node", header, rows, notes))
+    write_table(out / "loss", "A lost node", header, rows, notes)
+    print(markdown("A lost node", header, rows, notes))
+    lines = []
+    for how, loss in losses.items():
+        cost, lost = loss["cost"], loss["transitions_lost"]
+        what = f"seconds at full speed that a {how} node costs"
+        lines.append(target(what, f"< {MOST_SECONDS}", f"{cost:.1f}", cost < MOST_SECONDS))
+        what = f"transitions of the others that a {how} node costs"
+        lines.append(target(what, "0", f"{lost:,} of {loss['transitions']:,}", lost == 0))
+    return lines
 
 
 def real_players(count: int) -> tuple[Any, Any, Any]:
-    """The rung's settings, its network, and what makes its players, given an address."""
+    """The rung's settings, its network, and what makes its players.
+
+    That is given an address, and maybe what changes their class.
+    """
     from lib.cluster import Players
     from lib.dqn_model import DQN
 
@@ -241,8 +360,8 @@ def real_players(count: int) -> tuple[Any, Any, Any]:
     hp = rung["Options"](players=count)
     net = DQN((hp.stack, 84, 84), hp.make_envs(1, 0).n_actions)
 
-    def players_on(address: str) -> Players:
-        return Players(rung["Player"], count, (hp, 0), address, hp.player_timeout)
+    def players_on(address: str, change: Callable[[type], type] = lambda same: same) -> Players:
+        return Players(change(rung["Player"]), count, (hp, 0), address, hp.player_timeout)
 
     return hp, net, players_on
 
@@ -271,11 +390,10 @@ def weights_age(record: Record) -> float:
     return mean(point.value for point in points) if points else math.nan
 
 
-def machine_note(records: list[Record]) -> str:
-    """Where it was measured."""
+def machine_note() -> str:
+    """Where it is measured."""
     import torch
 
     from lib.run import describe_machine
 
-    machine = records[0].machine if records else describe_machine(torch.device("cpu"))
-    return f"Machine: {join_machine(machine)}"
+    return f"Machine: {join_machine(describe_machine(torch.device('cpu')))}"

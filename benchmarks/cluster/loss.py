@@ -1,27 +1,33 @@
-"""What a killed node costs: how fast the players play before, without it, and afterwards."""
+"""What a lost node costs: how fast the players play before, without it, and afterwards."""
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from torch import nn
 
 from benchmarks.cluster.simulated import SimulatedCluster
+from lib.actors import Weights
 from lib.cluster import Players
+from lib.n_step import Transitions
 
 BEFORE_SECONDS, AFTER_SECONDS = 8.0, 8.0
 
 
 @dataclass
 class Loss:
-    """What happened when one of two nodes was killed, each with a player."""
+    """What happened when one of two nodes was lost, each with a player."""
 
     fps_before: float
     fps_without: float  # meanwhile
-    seconds: float  # from the kill to the first message of the player in its place
     fps_after: float
+    noticed: float  # seconds from the loss until the learner knows
+    seconds: float  # from the loss to the first message of the player in its place
+    transitions: int  # that the other player sent
+    transitions_lost: int  # of the other player: sent, but did not arrive
 
     @property
     def cost(self) -> float:
@@ -29,36 +35,77 @@ class Loss:
         return self.seconds * (1 - self.fps_without / self.fps_before)
 
 
-def kill_a_node(players_on: Callable[[str], Players], net: nn.Module) -> Loss:
-    """Let two players play on two nodes, kill one of those, and wait until two play again.
+class Arrival(NamedTuple):
+    """A message that arrived."""
+
+    at: float  # seconds
+    player: int
+    frames: int  # that were played for it
+    before: int  # transitions that its player had sent before
+    transitions: int
+
+
+def counting(player: type) -> type:
+    """A player whose messages have, for their version, how many transitions it sent before."""
+
+    class Counting(player):  # type: ignore[misc, valid-type]
+        sent = 0
+
+        def play(self, weights: Weights) -> Transitions:
+            transitions = super().play(weights)
+            transitions.version = self.sent
+            self.sent += len(transitions.actions)
+            return transitions
+
+    return Counting
+
+
+def lose_a_node(how: str, players_on: Callable[..., Players], net: nn.Module) -> Loss:
+    """Let two players play on two nodes, lose one of those, and wait until two play again.
 
     Args:
-        players_on: makes the two players, given the address of the cluster.
+        how: the node is "killed" or "silent", see ``SimulatedCluster``.
+        players_on: makes the two players, given the address of the cluster and ``counting``.
         net: what they play with.
     """
     with SimulatedCluster(2, 2) as cluster:
         os.environ |= cluster.environment
-        with players_on(cluster.address) as players:
+        lose = {"killed": cluster.kill, "silent": cluster.silence}[how]
+        with players_on(cluster.address, counting) as players:
             players.broadcast(net, SimpleNamespace(iteration=0, frames=10**9))
-            arrivals: list[tuple[float, int, int]] = []  # time, player, frames
-            begin = killed = noticed = back = 0.0
+            arrivals: list[Arrival] = []
+            begin = lost = noticed = back = 0.0
             for arrived in players:
                 now = perf_counter()
-                arrivals += [(now, new.player, new.played) for new in arrived]
+                arrivals += [
+                    Arrival(now, new.player, new.played, new.version, len(new.actions))
+                    for new in arrived
+                ]
                 if not begin:
-                    begin = now if {player for _, player, _ in arrivals} == {0, 1} else 0.0
-                elif not killed:
+                    begin = now if {a.player for a in arrivals} == {0, 1} else 0.0
+                elif not lost:
                     if now > begin + BEFORE_SECONDS:
-                        cluster.kill(0)
-                        killed = now
+                        lose(0)
+                        lost = now
                 elif not noticed:
-                    noticed = now if players.lost else 0.0
+                    if players.lost:
+                        noticed, (gone,) = now, players.lost
                 elif not back:
                     back = now if not players.lost else 0.0
                 elif now > back + AFTER_SECONDS:
                     break
 
     def fps(start: float, end: float) -> float:
-        return sum(frames for at, _, frames in arrivals if start < at <= end) / (end - start)
+        return sum(a.frames for a in arrivals if start < a.at <= end) / (end - start)
 
-    return Loss(fps(begin, killed), fps(killed, back), back - killed, fps(back, now))
+    others = [a for a in arrivals if a.player != gone]
+    sent = max(a.before + a.transitions for a in others)
+    return Loss(
+        fps_before=fps(begin, lost),
+        fps_without=fps(lost, back),
+        fps_after=fps(back, now),
+        noticed=noticed - lost,
+        seconds=back - lost,
+        transitions=sent,
+        transitions_lost=sent - sum(a.transitions for a in others),
+    )

@@ -11,8 +11,11 @@ import sys
 import tempfile
 from typing import Self
 
-# What `ray start --head` is given in README.md, so that a dead node is noticed soon.
-HEALTH_CHECK = {"RAY_health_check_period_ms": "100", "RAY_health_check_initial_delay_ms": "0"}
+import psutil
+
+# What README.md sets before `ray start`. Ray gives a node up after five failed checks. By
+# default each waits ten seconds for an answer: a machine without power is noticed after 50 seconds.
+HEALTH_CHECK = {"RAY_health_check_period_ms": "100", "RAY_health_check_timeout_ms": "500"}
 
 
 class SimulatedCluster:
@@ -48,8 +51,13 @@ class SimulatedCluster:
         self._process.communicate()  # the end of its input is its end
 
     def kill(self, node: int) -> None:
-        """Kill the raylet of a node, and with it all that it started, as a power cut would."""
+        """Kill the raylet of a node, and with it all that it started; others see that at once."""
         print(f"kill {node}", file=self._process.stdin, flush=True)
+        self._answer()
+
+    def silence(self, node: int) -> None:
+        """Stop a node's processes, so that it does not answer any more, as after a power cut."""
+        print(f"silence {node}", file=self._process.stdin, flush=True)
         self._answer()
 
     def add(self, cpus: int) -> None:
@@ -74,14 +82,22 @@ def serve(cpus: list[int]) -> None:
         where = {"node_ip_address": "127.0.0.1"}
         cluster = Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False, **where})
         nodes = [cluster.add_node(num_cpus=count, **where) for count in cpus]
+        silent: list[psutil.Process] = []
         print("done", cluster.address, flush=True)
         for line in sys.stdin:
             command, number = line.split()
             if command == "kill":
                 cluster.remove_node(nodes[int(number)], allow_graceful=False)
+            elif command == "silence":
+                raylet = psutil.Process(nodes[int(number)].all_processes["raylet"][0].process.pid)
+                for process in (raylet, *raylet.children(recursive=True)):
+                    process.suspend()
+                    silent.append(process)
             else:
                 nodes.append(cluster.add_node(num_cpus=int(number), **where))
             print("done", flush=True)
+        for process in silent:
+            process.kill()
         cluster.shutdown()
 
 
