@@ -166,7 +166,8 @@ def report_fps(run_dir: Path, out: Path, jobs: dict[Case, list[Job]]) -> list[li
     machine = f"Machine: {join_machine(records[0].machine)}" if records else machine_note()
     notes = [
         machine,
-        "FPS: frames per second of wall clock while training; median over seeds (and their range).",
+        "FPS: frames per second of wall clock while training; median over seeds (and their range). "
+        "Those of 09 are counted by the updates made.",
         "Age of weights: updates made between a message's weights and its arrival, mean of a run.",
     ]
     write_table(out / "fps", "FPS against players", header, rows, notes)
@@ -176,9 +177,9 @@ def report_fps(run_dir: Path, out: Path, jobs: dict[Case, list[Job]]) -> list[li
     # A run of 04 and the run with one player that came next, with the same seed.
     before = {record.seed: record.fps for record in runs[PARALLEL, 0, 0] if record.fps}
     ratios = [
-        record.fps / before[record.seed]
+        fps / before[record.seed]
         for record in runs.get((RUNG, 1, RATIOS[0]), [])
-        if record.fps and record.seed in before
+        if record.seed in before and (fps := fps_of_run(record))
     ]
     what = f"FPS with one player, as a multiple of {PARALLEL}'s: median of {len(ratios)} pairs"
     if not ratios:
@@ -379,15 +380,33 @@ def sizes_of(messages: list[Any]) -> dict[str, int]:
 
 def fps_of(records: list[Record]) -> list[float]:
     """Of the runs that began to train."""
-    return [record.fps for record in records if record.fps is not None]
+    return [fps for fps in map(fps_of_run, records) if fps is not None]
+
+
+def fps_of_run(record: Record) -> float | None:
+    """Frames per second while training; None if no update was made.
+
+    09 counts a message's frames when it arrives, and makes their updates afterwards. In a short run
+    those of the last messages are missing. So the frames are counted by their updates here.
+    """
+    if record.script != RUNG or record.fps is None:
+        return record.fps
+    (updates,), (end,) = scalars(record, "outcome/updates"), scalars(record, "outcome/seconds")
+    seconds = end - scalars(record, "filling/time_passed")[-1]
+    return updates * float(record.settings["frames_per_update"]) / seconds
 
 
 def weights_age(record: Record) -> float:
     """Mean over a run, in updates."""
+    points = scalars(record, "players/weights_age")  # none in a run of less than 100 updates
+    return mean(points) if points else math.nan
+
+
+def scalars(record: Record, tag: str) -> list[float]:
+    """A curve of a run; empty if it has none."""
     events = EventAccumulator(str(record.folder), size_guidance={"scalars": 0}).Reload()
-    tag = "players/weights_age"  # missing in a run of less than 100 updates
-    points = events.Scalars(tag) if tag in events.Tags()["scalars"] else []
-    return mean(point.value for point in points) if points else math.nan
+    known = tag in events.Tags()["scalars"]
+    return [point.value for point in events.Scalars(tag)] if known else []
 
 
 def machine_note() -> str:
