@@ -13,7 +13,7 @@ frames. Files: compare.md, compare.csv, compare.png.
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median, median_low
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -113,7 +113,7 @@ def middle(entry: Group, edges: range) -> list[str]:
     cells = [f"{entry.label}: median", ""]
     cells += [f"{median(entry.fps):,.0f}" if entry.fps else ""]
     cells += [f"{median(record.minutes for record in records):.1f}"]
-    cells += [f"{median_low(record.frames for record in records):,}"]
+    cells += [f"{median(record.frames for record in records):,.0f}"]
     cells += [f"{median(rewards):.1f}" if rewards else "", solved]
     curves = [held(learning_curve(record, edges), record.solved) for record in records]
     return [*cells, *(shown_range(column) for column in zip(*curves, strict=True))]

@@ -118,7 +118,7 @@ class Group:
         state = "unfinished" if unfinished == len(open_runs) else "not solved"
         if 0 < unfinished < len(open_runs):
             state += f" ({unfinished} of {len(open_runs)} unfinished)"
-        frames = f"{statistics.median_low(record.frames for record in open_runs):,} frames"
+        frames = f"{statistics.median(record.frames for record in open_runs):,.0f} frames"
         rewards = [record.avg_reward for record in open_runs if record.avg_reward is not None]
         if not rewards:
             return f"{solved}{state}, no game completed in {frames}"
@@ -127,7 +127,7 @@ class Group:
     def frames(self) -> str:
         """Frames of the runs, whole numbers."""
         values = [record.frames for record in self.records]
-        middle = f"{statistics.median_low(values):,}"
+        middle = f"{statistics.median(values):,.0f}"
         return middle if len(set(values)) == 1 else f"{middle} ({min(values):,}-{max(values):,})"
 
 
