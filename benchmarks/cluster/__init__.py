@@ -391,22 +391,22 @@ def fps_of_run(record: Record) -> float | None:
     """
     if record.script != RUNG or record.fps is None:
         return record.fps
-    (updates,), (end,) = scalars(record, "outcome/updates"), scalars(record, "outcome/seconds")
-    seconds = end - scalars(record, "filling/time_passed")[-1]
-    return updates * float(record.settings["frames_per_update"]) / seconds
+    tags = "outcome/updates", "outcome/seconds", "filling/time_passed"
+    (updates,), (end,), (*_, begin) = scalars(record, *tags)
+    return updates * float(record.settings["frames_per_update"]) / (end - begin)
 
 
 def weights_age(record: Record) -> float:
     """Mean over a run, in updates."""
-    points = scalars(record, "players/weights_age")  # none in a run of less than 100 updates
+    (points,) = scalars(record, "players/weights_age")  # none in a run of less than 100 updates
     return mean(points) if points else math.nan
 
 
-def scalars(record: Record, tag: str) -> list[float]:
-    """A curve of a run; empty if it has none."""
+def scalars(record: Record, *tags: str) -> list[list[float]]:
+    """Curves of a run; empty where it has none."""
     events = EventAccumulator(str(record.folder), size_guidance={"scalars": 0}).Reload()
-    known = tag in events.Tags()["scalars"]
-    return [point.value for point in events.Scalars(tag)] if known else []
+    known = events.Tags()["scalars"]
+    return [[point.value for point in events.Scalars(tag)] if tag in known else [] for tag in tags]
 
 
 def machine_note() -> str:
