@@ -16,7 +16,8 @@ The book ends before this rung. What each idea bought: results/README.md.
 from collections.abc import Iterator
 
 import torch
-from ignite.engine import Engine, State
+from ignite.engine import Engine, Events, State
+from ignite.handlers import EMAHandler
 from torch.func import grad_and_value
 
 from lib.arguments import SpeedrunOptions as Options
@@ -51,8 +52,9 @@ def train(hp: Options, run: Run) -> State:
     explore = Exploration(envs.n_actions, epsilon, hp.seed)
 
     @torch.no_grad()
-    def q_function(states: torch.Tensor) -> torch.Tensor:
-        return net(net.compute, states).float()
+    def best_values(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, greedy = net(net.compute, states).float().max(1)
+        return values, greedy
 
     def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
         return squared_error(net(weights, targets.states), targets.actions, targets.returns)
@@ -81,14 +83,18 @@ def train(hp: Options, run: Run) -> State:
             progress.add(*step.points)
             announce(engine, hp.envs, step.episodes, [(step.frames[0], step.episodes[0])])
 
-    best = CapturedForward(lambda s: q_function(s).max(1), envs.states.shape, run.device)
+    best = CapturedForward(best_values, envs.states.shape, run.device)
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())
-    learned = {"net": net, "buffer": rollout, "explore": explore, "points": progress}
+    # The last weights are sometimes poor. So the trained agent has their exponential average.
+    average = EMAHandler(network, momentum=0.1)
+    average.attach(engine, event=Events.ITERATION_COMPLETED(every=100))
+    learned = {"net": net, "average": average.ema_model, "buffer": rollout}
+    learned |= {"explore": explore, "points": progress}
     attach_handlers(engine, run, epsilon, learned)
     state = engine.run(learn.ready_for(play()))
     if state.solved:
-        evaluate(q_function, run)
+        evaluate(average.ema_model, run)
     return state
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from ignite.engine import Engine, State
+from ignite.engine import Engine, Events, State
+from ignite.handlers import EMAHandler
 from torch.func import grad_and_value
 
 import emulator
@@ -65,8 +66,9 @@ def train(hp: Options, run: Run) -> State:
         explore = DeviceExploration(envs.n_actions, epsilon)
 
     @torch.no_grad()
-    def q_function(states: torch.Tensor) -> torch.Tensor:
-        return net(net.compute, states).float()
+    def best_values(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, greedy = net(net.compute, states).float().max(1)
+        return values, greedy
 
     def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
         return squared_error(net(weights, targets.states), targets.actions, targets.returns)
@@ -95,14 +97,18 @@ def train(hp: Options, run: Run) -> State:
             progress.add(*step.points)
             announce(engine, hp.envs, step.episodes, step.seen)
 
-    best = CapturedForward(lambda s: q_function(s).max(1), envs.states.shape, run.device)
+    best = CapturedForward(best_values, envs.states.shape, run.device)
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())
-    learned = {"net": net, "buffer": rollout, "explore": explore, "points": progress}
+    # The last weights are sometimes poor. So the trained agent has their exponential average.
+    average = EMAHandler(network, momentum=0.1)
+    average.attach(engine, event=Events.ITERATION_COMPLETED(every=100))
+    learned = {"net": net, "average": average.ema_model, "buffer": rollout}
+    learned |= {"explore": explore, "points": progress}
     attach_handlers(engine, run, epsilon, learned)
     state = engine.run(learn.ready_for(play()))
     if state.solved:
-        evaluate(q_function, run)
+        evaluate(average.ema_model, run)
     return state
 
 

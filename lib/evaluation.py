@@ -114,7 +114,8 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Recipe]:
             f"the checkpoint of {settings['script']} does not name its network: an earlier version "
             "saved it, so play it with that version"
         )
-    told, weights = settings["network"], checkpoint.get("net", {})
+    told = settings["network"]
+    weights = checkpoint.get("average", checkpoint.get("net", {}))
     try:
         recipe = Recipe(**settings["recipe"])
         network = NETWORKS[told["class"]](**told["arguments"])

@@ -155,6 +155,11 @@ def load_checkpoint(
     for leftover in (run.folder / FOLDER).glob("tmp*"):  # of a run that was killed while saving
         leftover.unlink()
     present = {name: kept for name, kept in learned.items() if name in checkpoint}
+    if missing := learned.keys() - present.keys() - set(REPLAY):
+        raise Failure(
+            f"the checkpoint has no {', '.join(sorted(missing))}: an earlier version saved it, so "
+            "resume it with that version"
+        )
     Checkpoint.load_objects(present, {name: checkpoint[name] for name in present})
 
     @engine.on(Events.STARTED)

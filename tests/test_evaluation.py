@@ -69,6 +69,12 @@ def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, option
     assert torch.equal(loaded(frames), network(frames))
     assert loaded(frames).shape == (1, env.action_space.n)
 
+    # The average of a speedrun is its trained agent.
+    average = {name: weight / 2 for name, weight in network.state_dict().items()}
+    torch.save(kept | {"average": average}, tmp_path / "latest-2.pt")
+    trained, _ = load_agent(read_checkpoint(tmp_path / "latest-2.pt"))
+    assert all(torch.equal(trained.state_dict()[name], average[name]) for name in average)
+
     del kept[SETTINGS]["network"]
     with pytest.raises(CheckpointError, match="does not name its network"):
         load_agent(kept)

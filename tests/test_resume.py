@@ -1,6 +1,7 @@
 """Resumed runs: which runs can be resumed, and with what."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,3 +112,28 @@ def test_the_other_rungs_resume_too(script, flags, tmp_path):
         steps = [point.step for point in events.Scalars(tag)]
         assert steps == sorted(set(steps)), tag
     assert len(events.Scalars("outcome/frames")) == 1
+
+
+def test_the_average_of_a_speedrun_follows_its_weights_and_is_resumed(tmp_path):
+    def saved(number: int) -> dict[str, Any]:
+        return read_checkpoint(run / "checkpoints" / f"latest-{number}.pt")
+
+    flags = ("--rollout", "20", "--envs", "2", "--batch-size", "4", "--checkpoint-every", "100")
+    assert run_rung("07_speedrun", tmp_path, *flags, "--max-frames", "280").returncode == 0
+    (run,) = tmp_path.iterdir()
+    before = saved(200)["average"]
+    result = run_rung("07_speedrun", tmp_path, "--resume", str(run), "--max-frames", "400")
+    assert result.returncode == 0, result.stderr
+    after, weights = saved(300)["average"], saved(300)["net"]["weights"]
+    assert before.keys() == after.keys() == weights.keys()
+    for name, average in after.items():
+        torch.testing.assert_close(average, 0.9 * before[name] + 0.1 * weights[name])
+
+    newest = find_checkpoint(run, "latest")
+    kept = read_checkpoint(newest)
+    newest.unlink()  # it is mapped
+    torch.save({name: kept[name] for name in kept if name != "average"}, newest)
+    result = run_rung("07_speedrun", tmp_path, "--resume", str(run), "--max-frames", "500")
+    assert result.returncode != 0
+    assert "has no average: an earlier version saved it" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
