@@ -8,7 +8,8 @@ backward pass. It is compiled, and in bfloat16 except for the last layer. Each f
 four times, in many small updates. The learning rate and the last part of epsilon fall as the agent
 wins a larger share of its points. The network has a sixth of the weights, a normalised hidden layer
 and dueling heads. It sees two stacked frames, only the part between the walls. It plays the three
-of Pong's six actions that differ. On a CPU, half of the cores learn and half play.
+of Pong's six actions that differ. The trained agent has averaged weights: training does not use
+them, and the last ones are sometimes poor. On a CPU, half of the cores learn and half play.
 
 The book ends before this rung. What each idea bought: results/README.md.
 """
@@ -86,7 +87,7 @@ def train(hp: Options, run: Run) -> State:
     best = CapturedForward(best_values, envs.states.shape, run.device)
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())
-    # The last weights are sometimes poor. So the trained agent has their exponential average.
+    # The agent after training: an exponential average of the weights of about 1,000 updates.
     average = EMAHandler(network, momentum=0.1)
     average.attach(engine, event=Events.ITERATION_COMPLETED(every=100))
     learned = {"net": net, "average": average.ema_model, "buffer": rollout}

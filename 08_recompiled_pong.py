@@ -100,7 +100,7 @@ def train(hp: Options, run: Run) -> State:
     best = CapturedForward(best_values, envs.states.shape, run.device)
     learn = CompiledUpdate(update, run.device)
     engine = Engine(lambda engine, _: learn())
-    # The last weights are sometimes poor. So the trained agent has their exponential average.
+    # The agent after training: an exponential average of the weights of about 1,000 updates.
     average = EMAHandler(network, momentum=0.1)
     average.attach(engine, event=Events.ITERATION_COMPLETED(every=100))
     learned = {"net": net, "average": average.ema_model, "buffer": rollout}
