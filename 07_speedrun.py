@@ -53,9 +53,8 @@ def train(hp: Options, run: Run) -> State:
     explore = Exploration(envs.n_actions, epsilon, hp.seed)
 
     @torch.no_grad()
-    def best_values(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, greedy = net(net.compute, states).float().max(1)
-        return values, greedy
+    def best_values(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return net(net.compute, states).float().max(1)
 
     def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
         return squared_error(net(weights, targets.states), targets.actions, targets.returns)

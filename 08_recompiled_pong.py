@@ -66,9 +66,8 @@ def train(hp: Options, run: Run) -> State:
         explore = DeviceExploration(envs.n_actions, epsilon)
 
     @torch.no_grad()
-    def best_values(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, greedy = net(net.compute, states).float().max(1)
-        return values, greedy
+    def best_values(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return net(net.compute, states).float().max(1)
 
     def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
         return squared_error(net(weights, targets.states), targets.actions, targets.returns)
