@@ -90,7 +90,7 @@ def report_fps(run_dir: Path, out: Path, jobs: dict[Case, list[Job]]) -> list[li
 
 
 def draw_fps(out: Path, fps: dict[tuple[str, int, int], list[float]], machine: str) -> None:
-    """The figure of ``measure_fps``."""
+    """The figure of ``report_fps``."""
     from benchmarks import plots
 
     bars = [

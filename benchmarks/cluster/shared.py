@@ -13,7 +13,7 @@ RUNG = "09_many_machines"
 
 
 def target(what: str, wanted: str, measured: str, reached: bool) -> list[str]:
-    """A line of that table."""
+    """A line of the table of targets."""
     return [what, wanted, measured, "yes" if reached else "no"]
 
 
