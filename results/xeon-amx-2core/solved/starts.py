@@ -1,6 +1,6 @@
-"""Plays 12 games of a run of 04_new_wrappers_parallel with and without no-op starts.
+"""Plays 12 games of a run of 04 with and without no-op starts.
 
-At the root of the repository at commit debe8c1: PYTHONPATH=. python starts.py RUN_FOLDER
+At the root of the repository at the commit of the run: PYTHONPATH=. python starts.py RUN_FOLDER
 """
 
 import statistics
