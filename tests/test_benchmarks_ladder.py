@@ -203,8 +203,10 @@ def test_signals_are_passed_on(number: signal.Signals, tmp_path: Path) -> None:
         "    time.sleep(600)\n"
     )
     suite = (
-        "import sys; from pathlib import Path; import benchmarks.ladder as ladder\n"
+        "import signal, sys; from pathlib import Path; import benchmarks.ladder as ladder\n"
         "from benchmarks.__main__ import main\n"
+        # These tests may have been started with SIGINT ignored, which children inherit.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"ladder.choose = lambda _: [Path({str(rung)!r})]\n"
         f"flags = ['--calibration', '0', '--run-dir', {str(tmp_path / 'runs')!r}]\n"
         "sys.exit(main(['ladder', *flags]))\n"
