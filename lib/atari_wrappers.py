@@ -380,9 +380,14 @@ def check_env_id(env_id: str) -> str:
     """Return the name of an accepted game.
 
     Raises:
-        ValueError: if it is not a registered NoFrameskip game.
+        ValueError: if it is not a registered NoFrameskip game, or one with sticky actions.
     """
-    if "NoFrameskip-v" not in env_id or env_id not in gym.registry:
+    if env_id.endswith("NoFrameskip-v0"):
+        raise ValueError(
+            f"{env_id} has sticky actions, which the vector environments do not play: "
+            f"use {env_id.removesuffix('0')}4"
+        )
+    if not env_id.endswith("NoFrameskip-v4") or env_id not in gym.registry:
         raise ValueError(
             f"unknown environment {env_id!r}: name an Atari game as <Game>NoFrameskip-v4, "
             "for example PongNoFrameskip-v4"

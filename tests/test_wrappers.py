@@ -207,7 +207,8 @@ def test_games_differ_by_seed_and_repeat():
 
 
 @pytest.mark.parametrize(
-    "name", ["CartPole-v1", "ALE/Pong-v5", "Pong-v4", "NopeNoFrameskip-v4", ""]
+    "name",
+    ["CartPole-v1", "ALE/Pong-v5", "Pong-v4", "NopeNoFrameskip-v4", "PongNoFrameskip-v0", ""],
 )
 def test_only_games_without_frame_skip_are_accepted(name):
     with pytest.raises(ValueError, match="PongNoFrameskip-v4"):
