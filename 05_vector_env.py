@@ -4,7 +4,7 @@
 max-pooling, resizing. It holds no interpreter lock. Its step has two halves: the rung sends the
 actions, learns from the last transitions, and only then receives the new frames. So playing costs
 time only if it takes longer than the update. One forward pass gives the actions for all games.
-Network, loss and preprocessing are those of 02_n_envs.py.
+Network, loss and preprocessing are those of 02_n_envs.py, but a lost life is followed by no FIRE.
 
 The book ends before this rung.
 """

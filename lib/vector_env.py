@@ -21,10 +21,10 @@ class VectorStep(NamedTuple):
     """The outcome of a step of all games; arrays of length n."""
 
     rewards: np.ndarray  # float32, clipped to their sign
-    terminated: np.ndarray  # bool: no value follows
-    ended: np.ndarray  # bool: terminated or truncated; the state is already the next game's
+    terminated: np.ndarray  # bool: no value follows; the game is over, or a life is lost
+    ended: np.ndarray  # bool: terminated or truncated; the state is already the next episode's
     frames: np.ndarray  # uint8, (n, 1, height, width): the newest one; the old game's if it ended
-    episodes: list[Episode | None]  # the games that ended
+    episodes: list[Episode | None]  # the whole games that ended
 
     @property
     def points(self) -> tuple[int, int]:
@@ -96,6 +96,9 @@ class StackedVectorEnv:
     The emulator gives single frames. They are stacked here, as ``FrameStack`` does it: a new game
     begins with its first frame repeated. When a game ends, the next one begins in the same step.
 
+    A lost life ends an episode, as with ``EpisodicLife``, and the game goes on. Nobody presses FIRE
+    then: the agent does, if the game waits for it.
+
     Args:
         envs: the games, with one frame per observation: of ``ale_games``, or others with the same
             methods.
@@ -118,11 +121,12 @@ class StackedVectorEnv:
         every = range(int(self._envs.single_action_space.n))
         self._actions = np.array(every if actions is None else actions)
         self.n_actions = len(self._actions)
-        frames, _ = self._envs.reset(seed=seed)
+        frames, info = self._envs.reset(seed=seed)
         # uint8, (n, stack, height, width)
         self.states = np.repeat(frames[:, :, self._rows], stack, axis=1)
         self._rewards = np.zeros(len(frames))
         self._steps = np.zeros(len(frames), dtype=np.int64)
+        self._lives = info.get("lives", np.zeros(len(frames), dtype=np.int64))
 
     def send(self, actions: np.ndarray) -> None:
         """Hand over actions: int64 (n,), indices into ``actions``; returns at once."""
@@ -144,8 +148,12 @@ class StackedVectorEnv:
             self.states[i] = self.states[i, -1]  # the first frame of the next game
             episodes[i] = Episode(float(self._rewards[i]), int(self._steps[i]))
             self._rewards[i] = self._steps[i] = 0
+        lives = info.get("lives", self._lives)
+        life_lost = (lives > 0) & (lives < self._lives) & ~ended  # at 0 the game reports its end
+        self._lives = lives
+        self.states[life_lost] = self.states[life_lost, -1:]
         clipped = np.sign(rewards).astype(np.float32)
-        return VectorStep(clipped, terminated, ended, frames, episodes)
+        return VectorStep(clipped, terminated | life_lost, ended | life_lost, frames, episodes)
 
 
 class VectorExperienceSource:

@@ -10,7 +10,7 @@ from ale_py import AtariVectorEnv
 
 import emulator
 from lib.device_replay import DeviceReplayBuffer
-from lib.experience import Transition
+from lib.experience import Episode, Transition
 from lib.recipe import PONG_ROWS
 from lib.replay_buffer import Batch, ReplayBuffer
 from lib.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games, one_thread_games
@@ -92,6 +92,35 @@ def test_players_with_and_without_the_console_play_the_same_pong(max_pool: bool)
             assert mine_of.dtype == theirs_of.dtype
             assert np.array_equal(mine_of, theirs_of)
     assert ended
+
+
+def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:
+    states: list[np.ndarray] = []
+    rng = np.random.default_rng(0)
+
+    def agent(seen: np.ndarray) -> np.ndarray:
+        states.append(seen[0].copy())
+        return rng.integers(4, size=1)
+
+    games = ale_games("BreakoutNoFrameskip-v4", 1)
+    source = VectorExperienceSource(StackedVectorEnv(games, STACK, seed=1), agent)
+    buffer = ReplayBuffer(1_000, (STACK, 84, 84))
+    game: list[Transition] = []
+    for step in islice(source, 1, 1_000):
+        buffer.extend(step)
+        game += step
+        if step[0].episode:
+            break
+    lives = [i for i, t in enumerate(game) if t.terminated]
+    assert len(lives) == 5
+    assert lives[-1] == len(game) - 1
+    begins = [i for i, t in enumerate(game) if t.first_frame is not None]
+    assert begins == [0, *(i + 1 for i in lives[:-1])]
+    assert game[-1].episode == Episode(sum(t.reward for t in game), len(game))  # each by one
+    for i in begins:  # nothing of the last life
+        assert (states[i] == states[i][-1]).all()
+    batch = everything(buffer)
+    assert torch.equal(batch.states, torch.from_numpy(np.stack(states[: len(game)])))
 
 
 def test_players_play_other_games_with_ale() -> None:
