@@ -28,7 +28,6 @@ class PlayEvents(EventEnum):
     FILLING = "filling"  # once every 1,000 frames until training begins
     TRAINING_BEGINS = "training_begins"  # before the first update
     EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
-    BEST_REWARD = "best_reward"  # avg_reward is higher than ever before
     SOLVED = "solved"  # avg_reward reached --stop-reward
 
 

@@ -2,11 +2,11 @@
 
 The handlers keep their figures in the engine's state, beside those of ``lib.events``:
 
-    avg_reward, best_avg_reward   smoothed exponentially, from the first episode on
-    solved                        whether avg_reward reached --stop-reward
-    time_passed                   seconds since the first environment step
-    phase                         "filling" (the replay buffer), then "training"
-    fps, avg_fps                  frames per second: recent, and over the whole phase
+    avg_reward     smoothed exponentially, from the first episode on
+    solved         whether avg_reward reached --stop-reward
+    time_passed    seconds since the first environment step
+    phase          "filling" (the replay buffer), then "training"
+    fps, avg_fps   frames per second: recent, and over the whole phase
 """
 
 import math
@@ -61,7 +61,7 @@ def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, learned: dict[s
 def track_reward(engine: Engine, bound: float) -> None:
     """Smooth the reward exponentially, from the first episode on; stop at the bound."""
     engine.state.episode = None
-    engine.state.avg_reward, engine.state.best_avg_reward = math.nan, -math.inf
+    engine.state.avg_reward = math.nan
     engine.state.solved = False  # games that end in the step that solved it change nothing
 
     @engine.on(PlayEvents.EPISODE_COMPLETED)
@@ -71,9 +71,6 @@ def track_reward(engine: Engine, bound: float) -> None:
             state.avg_reward = state.episode.reward
         else:
             state.avg_reward = ALPHA * state.avg_reward + (1 - ALPHA) * state.episode.reward
-        if state.avg_reward > state.best_avg_reward:
-            state.best_avg_reward = state.avg_reward
-            engine.fire_event(PlayEvents.BEST_REWARD)
         if state.avg_reward >= bound:
             engine.fire_event(PlayEvents.SOLVED)
 

@@ -47,7 +47,7 @@ class Settings:
 class Progress:
     """The progress of a run, for a checkpoint: the engine's counters and the curves."""
 
-    COUNTERS = ("iteration", "frames", "episodes", "avg_reward", "best_avg_reward", "update_due")
+    COUNTERS = ("iteration", "frames", "episodes", "avg_reward", "update_due")
 
     def __init__(self, engine: Engine, run: Run) -> None:
         self.engine, self.run = engine, run

@@ -47,7 +47,7 @@ def play(folder: Path, rewards: list[float], losses=lambda update: 1.0, **settin
     with TensorboardLogger(folder) as tensorboard:
         run = Run(hyperparams, torch.device("cpu"), folder, tensorboard, "01_baseline")
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {})
-        for event in (PlayEvents.EPISODE_COMPLETED, PlayEvents.BEST_REWARD, PlayEvents.SOLVED):
+        for event in (PlayEvents.EPISODE_COMPLETED, PlayEvents.SOLVED):
             engine.add_event_handler(event, lambda _, name=event.value: fired.append(name))
         state = engine.run(
             replay_batches(engine, stream(rewards), buffer, hyperparams.replay_initial, 4)
@@ -62,11 +62,10 @@ def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 def test_episodes_are_smoothed_from_the_first_one_on(tmp_path):
     state, fired = play(tmp_path, [-20.0, -10.0, -21.0])
-    assert fired == ["best_reward", "episode_completed"] * 2 + ["episode_completed"]
+    assert fired == ["episode_completed"] * 3
     averages = [-20.0, -20.0 * 0.98 - 10.0 * 0.02]
     averages.append(averages[-1] * 0.98 - 21.0 * 0.02)
     assert state.avg_reward == pytest.approx(averages[-1])
-    assert state.best_avg_reward == pytest.approx(averages[1])
     assert curve(tmp_path, "episodes/reward") == [(1, -20.0), (2, -10.0), (3, -21.0)]
     steps, values = zip(*curve(tmp_path, "episodes/avg_reward"), strict=True)
     assert steps == (1, 2, 3)
