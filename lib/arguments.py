@@ -102,6 +102,11 @@ class CommonOptions:
         """Where the network learns."""
         return torch.device(self.device)
 
+    @property
+    def samples(self) -> int:
+        """How many samples an update has."""
+        return self.batch_size
+
     def remarks(self) -> Iterator[str]:
         """What this device does differently, in one line each."""
         if self.training_device.type == "mps":
@@ -125,9 +130,11 @@ class CommonOptions:
             return f"{'--cuda' if self.device == 'cuda' else '--device'}: {message}"
         if self.epsilon_final > self.epsilon_start:
             return "--epsilon-final is more than --epsilon-start"
-        samples = self.batch_size * getattr(self, "envs", 1) * getattr(self, "steps", 1)
-        if samples > MOST_SAMPLES:
-            return f"--batch-size: an update would take {samples:,} samples, over {MOST_SAMPLES:,}"
+        if self.samples > MOST_SAMPLES:
+            return (
+                f"--batch-size: an update would take {self.samples:,} samples, over "
+                f"{MOST_SAMPLES:,}"
+            )
         return _unwritable(Path(self.run_dir))
 
 
@@ -138,6 +145,11 @@ class Hyperparams(CommonOptions):
     replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", 1, 10**8)
     replay_initial: int = option(10_000, "transitions to play before training begins", 1, 10**8)
     target_sync: int = option(1_000, "updates between copies to the target network", 1, 10**9)
+
+    @property
+    def samples(self) -> int:
+        """As ``CommonOptions.samples``; the batch grows with the frames of an update."""
+        return self.batch_size * getattr(self, "envs", 1) * getattr(self, "steps", 1)
 
     def problem(self) -> str | None:
         """As ``CommonOptions.problem``."""
@@ -296,6 +308,11 @@ class ClusterOptions(Hyperparams):
     sync_updates: int = option(50, "updates between broadcasts of the weights", 1, 10**9)
     player_timeout: float = option(60.0, "fail after so many seconds without a frame", 1, 10**6)
 
+    @property
+    def samples(self) -> int:
+        """As ``CommonOptions.samples``; it does not depend on how many games there are."""
+        return self.batch_size
+
     def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
         """Some games, in one thread."""
         games = one_thread_games(self.env, count, self.max_pool)
@@ -308,7 +325,7 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
 
     learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
     learning_rate_final: float = option(1e-4, "learning rate of Adam at the end", 1e-12, 1)
-    adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 0, 1)
+    adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(64, "frames of the last rollout per update", 1, 65_536)
     epochs: int = option(4, "how often each frame is learned from, on average", 1, 64)
@@ -316,7 +333,8 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     rollout: int = option(128, "frames of each environment in a rollout", 1, 1_024)
     trace: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
     stack: int = option(2, "stacked frames per state", 1, 16)
-    epsilon_final: float = option(0.01, "probability of a random action at the end", 0, 1)
+    # It is reached by equal factors, so it cannot be 0.
+    epsilon_final: float = option(0.01, "probability of a random action at the end", 1e-6, 1)
     epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, 10**12)
     epsilon_floor: float = option(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
 

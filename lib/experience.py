@@ -88,7 +88,7 @@ class ProgressSchedule:
 
     Args:
         start: the value up to the first of ``SHARES``.
-        final: the value from the second of ``SHARES`` on.
+        final: the value from the second of ``SHARES`` on; more than 0, as it is reached by factors.
         progress: of the agent.
     """
 

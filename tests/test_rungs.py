@@ -149,7 +149,10 @@ BAD = [
     ("02_n_envs", ("--envs", "three")),
     ("02_n_envs", ("--envs", "1000000")),
     ("02_n_envs", ("--steps", "0")),
+    ("01_baseline", ("--env", "PongNoFrameskip-v0")),
     ("02_n_envs", ("--batch-size", "4096", "--envs", "200")),
+    ("05_vector_env", ("--batch-size", "65536")),
+    ("06_compiled_update", ("--batch-size", "65536")),
     ("03_parallel", ("--steps", "0")),
     ("03_parallel", ("--sync-frames", "-1")),
     ("03_parallel", ("--play-device", "toaster")),
@@ -159,6 +162,9 @@ BAD = [
     ("06_compiled_update", ("--precision", "float16")),
     ("07_speedrun", ("--precision", "float32", "--amp")),
     ("07_speedrun", ("--env", "BreakoutNoFrameskip-v4")),
+    ("07_speedrun", ("--epsilon-final", "0")),
+    ("07_speedrun", ("--adam-epsilon", "0")),
+    ("08_recompiled_pong", ("--epsilon-final", "0")),
 ]
 
 
@@ -172,6 +178,12 @@ def test_bad_arguments_are_refused_in_one_line(script, flags, tmp_path, capsys):
     assert flags[0] in err
     assert out == ""
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("script", [*SPEEDRUNS, "09_many_machines"])
+def test_more_games_make_no_larger_batch(script, tmp_path):
+    flags = ["--envs", "256", "--batch-size", "65536", "--run-dir", str(tmp_path)]
+    assert parse(options(script), "", flags).batch_size == 65_536
 
 
 def test_a_refused_run_builds_nothing(tmp_path):
