@@ -21,7 +21,7 @@ from ignite.engine import Engine, Events, State
 from ignite.handlers import EMAHandler
 from torch.func import grad_and_value
 
-from lib.arguments import SpeedrunOptions as Options
+from lib.arguments import SharedCoresOptions as Options
 from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, Weights
 from lib.dqn_model import NormalizedDQN
 from lib.evaluation import evaluate
@@ -36,7 +36,6 @@ from lib.vector_env import StackedVectorEnv, ale_games
 
 
 def train(hp: Options, run: Run) -> State:
-    torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # the other cores play meanwhile
     rows, actions = hp.recipe.rows, hp.recipe.actions
     games = ale_games(hp.env, hp.envs)
     envs = StackedVectorEnv(games, hp.stack, hp.seed, rows, actions)

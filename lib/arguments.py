@@ -26,11 +26,12 @@ from lib.vector_env import StackedVectorEnv, one_thread_games
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")
 FREE = (
     *(*OF_ONE_CALL, "stop_reward", "checkpoint_every", "checkpoint_replay", "player_timeout"),
+    "threads",  # how fast, not what; but the rounding differs
     *("address", "players"),  # the cluster may be another one, or a larger one
 )
 # The groups of --help, in order. All other flags belong to the group "learning".
 RUN = (
-    *("seed", "max_frames", "stop_reward", "cuda", "device", "amp", "precision"),
+    *("seed", "max_frames", "stop_reward", "cuda", "device", "threads", "amp", "precision"),
     *("run_dir", "resume", "checkpoint_every", "checkpoint_replay"),
 )
 PLAYING = (
@@ -74,6 +75,9 @@ class CommonOptions:
 
     cuda: bool = option(False, "train on the GPU; short for --device cuda")
     device: str = option("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
+    threads: int = option(
+        0, "threads with which torch computes; 0: its own choice (in 07: half of it)", 0, 1_024
+    )
     seed: int = option(0, "random seed", 0, 2_000_000_000)
     env: str = option("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
     stop_reward: float = option(17.0, "solved when avg_reward reaches this", -1e9, 1e9)
@@ -101,6 +105,11 @@ class CommonOptions:
     def training_device(self) -> torch.device:
         """Where the network learns."""
         return torch.device(self.device)
+
+    @property
+    def torch_threads(self) -> int:
+        """Threads with which torch computes; 0: its own choice."""
+        return self.threads
 
     @property
     def samples(self) -> int:
@@ -321,7 +330,7 @@ class ClusterOptions(Hyperparams):
 
 @dataclass(frozen=True)
 class SpeedrunOptions(PongOptions, PrecisionOptions):
-    """The settings of 07 and 08: parallel Q(lambda), without a replay buffer."""
+    """The settings of 08: parallel Q(lambda), without a replay buffer."""
 
     learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
     learning_rate_final: float = option(1e-4, "learning rate of Adam at the end", 1e-12, 1)
@@ -337,6 +346,16 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     epsilon_final: float = option(0.01, "probability of a random action at the end", 1e-6, 1)
     epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, 10**12)
     epsilon_floor: float = option(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
+
+
+@dataclass(frozen=True)
+class SharedCoresOptions(SpeedrunOptions):
+    """The settings of 07: as 08, but half of the cores learn, and the others play meanwhile."""
+
+    @property
+    def torch_threads(self) -> int:
+        """As ``CommonOptions.torch_threads``."""
+        return self.threads or max(1, torch.get_num_threads() // 2)
 
 
 Options = TypeVar("Options", bound=CommonOptions)

@@ -1,5 +1,6 @@
 """What a device can do: from its features, not from timing, so a seed always gives the same run."""
 
+import os
 import sys
 
 import torch
@@ -7,6 +8,13 @@ import torch
 PRECISIONS = ("auto", "float32", "bfloat16")
 # Instructions that multiply bfloat16 numbers, as torch names them: on x86, and on ARM.
 BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+def cores() -> int:
+    """Number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def missing_device(name: str) -> str | None:

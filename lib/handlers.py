@@ -52,7 +52,9 @@ def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, learned: dict[s
     stop_at(engine, run.hyperparams.max_frames)
     stop_on_signals(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon)
-    Console(run).attach(engine)
+    console = Console(run)
+    console.attach(engine)
+    watch_other_programs(engine, run, console)
     if learned:
         log_pictures(engine, run, learned)
     save_checkpoints(engine, run, learned, {"speed": speed, "avg_loss": average})
@@ -199,6 +201,17 @@ def stop_on_signals(engine: Engine, run: Run) -> None:
     def listen() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
+
+
+def watch_other_programs(engine: Engine, run: Run, console: Console) -> None:
+    """Say so when other programs begin to use cores that updates on the CPU need."""
+    if run.device.type != "cpu":
+        return
+
+    @engine.on(Events.STARTED | PlayEvents.FILLING | Events.ITERATION_COMPLETED(every=LOG_EVERY))
+    def check() -> None:
+        if line := run.other_programs.news():
+            console.say(line)
 
 
 def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Schedule) -> None:

@@ -27,6 +27,8 @@ from ignite.handlers import TensorboardLogger
 from lib.arguments import CommonOptions, Options, parse
 from lib.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
 from lib.columns import summarize
+from lib.devices import cores
+from lib.other_programs import OtherPrograms
 
 LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
@@ -50,6 +52,7 @@ class Run(Generic[Options]):
     script: str
     checkpoint: dict[str, Any] | None = None  # the one to resume from
     signal: int | None = field(default=None)  # the signal that ended the run
+    other_programs: OtherPrograms = field(default_factory=OtherPrograms)
 
     @property
     def frames_before(self) -> int:
@@ -83,6 +86,8 @@ def launch(
         if device.type == "cuda":
             torch.cuda.set_device(device)  # streams and graphs are made on the current one
         prepare_torch(hyperparams.seed)
+        if hyperparams.torch_threads:
+            torch.set_num_threads(hyperparams.torch_threads)
         try:
             folder, checkpoint = open_folder(hyperparams, script)
         except (OSError, CheckpointError) as error:
@@ -240,13 +245,6 @@ def describe_precision(hyperparams: CommonOptions) -> str:
 def _gpu_name(device: torch.device) -> str:
     has_tf32 = torch.cuda.get_device_capability(device) >= (8, 0)  # see prepare_torch
     return torch.cuda.get_device_name(device) + (" (float32 is TF32)" if has_tf32 else "")
-
-
-def cores() -> int:
-    """Number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def describe_outcome(state: State) -> dict[str, float]:

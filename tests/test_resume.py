@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import read_events, run_rung
 
+from lib.arguments import Hyperparams, parse
 from lib.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
 from lib.devices import has_bfloat16_units
 
@@ -46,6 +47,13 @@ def test_another_script_or_setting_is_refused(run, script, flags, word):
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
     assert word in result.stderr
     assert everything(run) == before
+
+
+def test_threads_are_kept_and_may_change(run, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["01_baseline.py"])
+    resumed = ["--resume", str(run)]
+    assert parse(Hyperparams, "", resumed).threads == 0
+    assert parse(Hyperparams, "", [*resumed, "--threads", "2"]).threads == 2
 
 
 def test_damaged_and_foreign_checkpoints_are_refused(run, tmp_path):

@@ -150,6 +150,7 @@ BAD = [
     ("02_n_envs", ("--envs", "1000000")),
     ("02_n_envs", ("--steps", "0")),
     ("01_baseline", ("--env", "PongNoFrameskip-v0")),
+    ("01_baseline", ("--threads", "-1")),
     ("02_n_envs", ("--batch-size", "4096", "--envs", "200")),
     ("05_vector_env", ("--batch-size", "65536")),
     ("06_compiled_update", ("--batch-size", "65536")),
