@@ -17,8 +17,9 @@ import psutil
 import torch
 
 from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
-from lib.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
+from lib.checkpoints import SETTINGS, CheckpointError, read_latest
 from lib.devices import PRECISIONS, choose_precision, missing_device, shares_memory
+from lib.folder_lock import check_free
 from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
 from lib.vector_env import StackedVectorEnv, one_thread_games
 
@@ -144,7 +145,7 @@ class CommonOptions:
                 f"--batch-size: an update would take {self.samples:,} samples, over "
                 f"{MOST_SAMPLES:,}"
             )
-        return _unwritable(Path(self.run_dir))
+        return None if self.resume else _unwritable("--run-dir", Path(self.run_dir))
 
 
 @dataclass(frozen=True)
@@ -388,6 +389,11 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     values = options(**vars(parser.parse_args(argv)))
     if values.resume:
         settings = _settings_of(values.resume, parser)
+        if gone := sorted(settings.keys() - entries.keys()):
+            parser.error(
+                f"--resume: this version has no setting {', '.join(gone)}: an earlier version "
+                f"began the run in {values.resume}, so resume it with that version"
+            )
         # The resumed run has these settings by default; only some of them may change.
         parser.set_defaults(**{k: v for k, v in settings.items() if k not in OF_ONE_CALL})
         values = options(**vars(parser.parse_args(argv)))
@@ -405,8 +411,11 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> dict[str, Any]
     try:
         if not Path(folder).is_dir():
             raise CheckpointError(f"{folder} is not a run folder")
-        settings = read_checkpoint(find_checkpoint(Path(folder), "latest"))[SETTINGS]
-    except CheckpointError as error:
+        if message := _unwritable("--resume", Path(folder)):
+            parser.error(message)
+        check_free(Path(folder))
+        settings = read_latest(Path(folder))[0][SETTINGS]
+    except (OSError, CheckpointError) as error:
         parser.error(f"--resume: {error}")
     if settings["script"] != Path(parser.prog).stem:
         parser.error(f"--resume: the run in {folder} is a run of {settings['script']}.py")
@@ -417,8 +426,8 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
     meta, flag = entry.metadata, "--" + entry.name.replace("_", "-")
     default = "" if entry.default in (None, "") else f" (default: {entry.default})"
     if meta["type"] is bool:
-        # A flag that is on by default gets a --no-... flag, too.
-        action = argparse.BooleanOptionalAction if entry.default else "store_true"
+        # Each gets a --no-... flag, too: a resumed run has it on, if the run before had it on.
+        action = argparse.BooleanOptionalAction
         parser.add_argument(flag, action=action, default=entry.default, help=meta["help"])
         return
     parser.add_argument(
@@ -445,13 +454,13 @@ def _checked(text: str, meta: Any) -> Any:
     return number
 
 
-def _unwritable(folder: Path) -> str | None:
-    """Why no run folder can be made there, in one line; None if it can be made."""
+def _unwritable(flag: str, folder: Path) -> str | None:
+    """Why a run cannot write there, in one line; None if it can."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
-        return f"--run-dir: {existing} is not a folder"
+        return f"{flag}: {existing} is not a folder"
     if not os.access(existing, os.W_OK | os.X_OK):
-        return f"--run-dir: {existing} is not writable"
+        return f"{flag}: {existing} is not writable"
     return None

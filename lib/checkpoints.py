@@ -34,14 +34,39 @@ def find_checkpoint(path: Path, *kinds: str) -> Path:
     if path.is_file():
         return path
     for kind in kinds:
-        found = {
-            int(match[1]): file
-            for file in (path / FOLDER).glob(f"{kind}-*.pt")
-            if (match := re.fullmatch(rf"{kind}-(\d+)\.pt", file.name))
-        }
-        if found:
+        if found := checkpoints_of(path, kind):
             return found[max(found)]
     raise CheckpointError(f"{path} has no checkpoint in a folder {FOLDER}")
+
+
+def checkpoints_of(folder: Path, kind: str) -> dict[int, Path]:
+    """The checkpoints of one kind in a run folder, by their number of updates."""
+    return {
+        int(match[1]): file
+        for file in (folder / FOLDER).glob(f"{kind}-*.pt")
+        if (match := re.fullmatch(rf"{kind}-(\d+)\.pt", file.name))
+    }
+
+
+def read_latest(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """Load the newest intact checkpoint from which a run can be resumed.
+
+    Returns:
+        The checkpoint, and one line if newer ones are damaged.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    newest = find_checkpoint(folder, "latest")
+    damage = None
+    for _, file in sorted(checkpoints_of(folder, "latest").items(), reverse=True):
+        try:
+            checkpoint = read_checkpoint(file)
+        except CheckpointError as error:
+            damage = damage or error
+            continue
+        return checkpoint, f"{damage}; {file.name} takes its place" if damage else None
+    raise damage or CheckpointError(f"{newest} is gone")
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

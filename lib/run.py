@@ -21,13 +21,15 @@ import gymnasium
 import ignite
 import numpy as np
 import torch
+from filelock import FileLock
 from ignite.engine import State
 from ignite.handlers import TensorboardLogger
 
 from lib.arguments import CommonOptions, Options, parse
-from lib.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
+from lib.checkpoints import CheckpointError, read_latest
 from lib.columns import summarize
 from lib.devices import cores
+from lib.folder_lock import hold
 from lib.other_programs import OtherPrograms
 
 LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
@@ -89,7 +91,7 @@ def launch(
         if hyperparams.torch_threads:
             torch.set_num_threads(hyperparams.torch_threads)
         try:
-            folder, checkpoint = open_folder(hyperparams, script)
+            folder, checkpoint, _lock = open_folder(hyperparams, script)
         except (OSError, CheckpointError) as error:
             flag = "--resume" if hyperparams.resume else "--run-dir"
             print(f"{script}: error: {flag}: {error}", file=sys.stderr)
@@ -101,11 +103,8 @@ def launch(
             print(remark)
         print(f"run folder {folder}", flush=True)
         if checkpoint:
-            progress = checkpoint["progress"]
-            print(
-                f"resumed after {progress['frames']:,} frames, {progress['iteration']:,} updates",
-                flush=True,
-            )
+            frames, updates = (checkpoint["progress"][name] for name in ("frames", "iteration"))
+            print(f"resumed after {frames:,} frames, {updates:,} updates", flush=True)
         # TensorBoard should show new points within seconds.
         with TensorboardLogger(folder, flush_secs=5) as tensorboard:
             run = Run(hyperparams, device, folder, tensorboard, script, checkpoint)
@@ -114,6 +113,7 @@ def launch(
             if not checkpoint:
                 for summary in (columns, begin):  # an unfinished run is listed, too
                     tensorboard.writer.file_writer.add_summary(summary)
+            del checkpoint  # the run has it, and drops it when it has started
             state = train(hyperparams, run)
             outcome = describe_outcome(state)
             for name, value in outcome.items():
@@ -185,24 +185,32 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 512 * 2**20)
 
 
-def open_folder(hyperparams: Options, script: str) -> tuple[Path, dict[str, Any] | None]:
-    """The folder of the run; if it is resumed, also its latest checkpoint.
+def open_folder(
+    hyperparams: Options, script: str
+) -> tuple[Path, dict[str, Any] | None, FileLock | None]:
+    """The folder of the run, its latest checkpoint if it is resumed, and its lock.
 
     Everything logged after that checkpoint is cut off the event files: it will be logged again.
     """
+    folder = Path(hyperparams.resume) if hyperparams.resume else make_folder(hyperparams, script)
+    lock = hold(folder)
+    if not lock:
+        print(f"{folder}: its file system has no locks, so resume the run only when it has ended")
     if not hyperparams.resume:
-        return make_folder(hyperparams, script), None
-    folder = Path(hyperparams.resume)
-    checkpoint = read_checkpoint(find_checkpoint(folder, "latest"))
+        return folder, None, lock
+    checkpoint, remark = read_latest(folder)
+    if remark:
+        print(remark)
     cut_events(folder, checkpoint["progress"]["events"])
-    return folder, checkpoint
+    return folder, checkpoint, lock
 
 
 def cut_events(folder: Path, lengths: Mapping[str, int]) -> None:
     """Cut the event files to these lengths, which the checkpoint stored."""
     for file in folder.glob(EVENT_FILES):
         if file.name in lengths:
-            os.truncate(file, lengths[file.name])
+            if file.stat().st_size > lengths[file.name]:  # a shorter one would be filled with zeros
+                os.truncate(file, lengths[file.name])
         else:  # from a resumed run that saved no checkpoint
             file.unlink()
 

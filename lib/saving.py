@@ -5,16 +5,23 @@ files were. A resumed run cuts the files to that length. So everything between t
 the end of the first run is logged once, by the resumed run.
 """
 
+import copy
+import errno
+import math
+import os
 import shutil
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from ignite.engine import Engine, Events
-from ignite.handlers import Checkpoint, DiskSaver
+from ignite.handlers import Checkpoint
+from ignite.handlers.checkpoint import BaseSaveHandler
 
-from lib.checkpoints import FOLDER, SETTINGS, read_checkpoint
+from lib.checkpoints import FOLDER, SETTINGS, CheckpointError, checkpoints_of, read_checkpoint
 from lib.run import EVENT_FILES, Failure, Run, describe_device_error
 
 # These belong together: an empty buffer cannot take a game from its middle on.
@@ -55,7 +62,10 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """The counters, torch's random states, and the length of every event file."""
         self.run.tensorboard.writer.flush()
-        files = self.run.folder.glob(EVENT_FILES)
+        files = list(self.run.folder.glob(EVENT_FILES))
+        for file in files:  # a checkpoint must not outlive the points that it counts
+            with file.open("rb+") as events:
+                os.fsync(events.fileno())
         return {
             **{name: getattr(self.engine.state, name) for name in self.COUNTERS},
             "random": torch.get_rng_state(),
@@ -78,13 +88,61 @@ class Progress:
         return torch.get_device_module(self.run.device).get_rng_state()
 
 
+class Saver(BaseSaveHandler):
+    """Writes checkpoints into a folder, so that a complete one is on the disk at any time.
+
+    A file gets its name when its content is on the disk. Only then are those deleted that it
+    replaces; ignite asks for that earlier.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.replaced: set[str] = set()
+
+    def __call__(self, checkpoint: Mapping, filename: str, metadata: Mapping | None = None) -> None:
+        """Write a checkpoint, then delete those that it replaces."""
+        self.folder.mkdir(exist_ok=True)
+        written = self.folder / f"tmp-{filename}"
+        try:
+            with written.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            written.unlink(missing_ok=True)  # a full disk needs the room
+            raise
+        written.replace(self.folder / filename)
+        sync_names(self.folder)
+        for name in self.replaced - {filename}:
+            (self.folder / name).unlink(missing_ok=True)  # somebody may have deleted it already
+        self.replaced.clear()
+
+    def remove(self, filename: str) -> None:
+        """Delete a checkpoint when the next one is written."""
+        self.replaced.add(filename)
+
+
+def sync_names(folder: Path) -> None:
+    """Wait until the names of new files are on the disk, where the system can do that."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems sync files alone
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def save_checkpoints(
     engine: Engine, run: Run, learned: dict[str, Any], figures: dict[str, Any]
 ) -> None:
     """Save every ``--checkpoint-every`` updates and at the end; resume from ``run.checkpoint``.
 
-    The folder keeps the last two checkpoints, the best one by avg_reward, and the solved one. A
-    file gets its name when it is complete.
+    The folder keeps the last two checkpoints, the best one by avg_reward, and the solved one. The
+    replay buffer is in the last two alone: to play with an agent takes no buffer.
 
     Args:
         engine: is saved at the end of an update.
@@ -97,29 +155,31 @@ def save_checkpoints(
     load_checkpoint(engine, run, learned, figures)
     if not hp.checkpoint_every:
         return
-    if not hp.checkpoint_replay:
-        learned = {name: kept for name, kept in learned.items() if name not in REPLAY}
 
     everything = {SETTINGS: Settings(run, learned.get("net")), **learned, **figures}
+    agent = {name: kept for name, kept in everything.items() if name not in REPLAY}
 
-    def checkpoint(kind: str, count: int, **how: Any) -> Checkpoint:
+    def checkpoint(kind: str, count: int, kept: dict[str, Any], **how: Any) -> Checkpoint:
         return Checkpoint(
-            dict(everything),
-            DiskSaver(str(folder), create_dir=True, require_empty=False),
+            dict(kept),
+            Saver(folder),
             n_saved=count,
             filename_pattern=kind + "-{global_step}.pt",
             global_step_transform=lambda engine, _: engine.state.iteration,
             **how,
         )
 
-    best = checkpoint("best", 1, score_function=lambda engine: engine.state.avg_reward)
-    latest, solved = checkpoint("latest", 2), checkpoint("solved", 1)
-    if run.checkpoint:  # count the files that are there already
-        scored = {file: reward_of(file) for file in folder.glob("best-*.pt")}
-        steps = {file: int(file.stem.split("-")[1]) for file in folder.glob("latest-*.pt")}
-        for handler, files in ((best, scored), (latest, steps)):
-            saved = sorted((priority, file.name) for file, priority in files.items())
-            handler.load_state_dict({"_saved": saved})
+    best = checkpoint("best", 1, agent, score_function=lambda engine: engine.state.avg_reward)
+    latest = checkpoint("latest", 2, everything if hp.checkpoint_replay else agent)
+    solved = checkpoint("solved", 1, agent)
+    if run.checkpoint:
+        best_files = checkpoints_of(run.folder, "best").values()
+        count_present(best, {file: reward_of(file) for file in best_files})
+        now = run.checkpoint["progress"]["iteration"]
+        for kind, handler in (("latest", latest), ("solved", solved)):
+            found = checkpoints_of(run.folder, kind)
+            # A newer one than the one that was loaded is damaged, or its updates come again.
+            count_present(handler, {file: n if n <= now else -1 for n, file in found.items()})
 
     @engine.on(Events.ITERATION_COMPLETED(every=hp.checkpoint_every) | Events.COMPLETED)
     def save(engine: Engine) -> None:
@@ -140,9 +200,24 @@ def save_checkpoints(
             ) from None
 
 
+def count_present(handler: Checkpoint, files: Mapping[Path, float]) -> None:
+    """Tell a handler which files are there already, and their priorities.
+
+    A run that was killed may have left one too many: it is deleted with the next checkpoint.
+    """
+    present = sorted((priority, file.name) for file, priority in files.items())
+    surplus = max(0, len(present) - handler.n_saved)
+    handler.load_state_dict({"_saved": present[surplus:]})
+    for _, name in present[:surplus]:
+        handler.save_handler.remove(name)
+
+
 def reward_of(checkpoint: Path) -> float:
-    """The avg_reward of a checkpoint."""
-    return read_checkpoint(checkpoint)["progress"]["avg_reward"]
+    """The avg_reward of a checkpoint; less than any other if it is damaged."""
+    try:
+        return read_checkpoint(checkpoint)["progress"]["avg_reward"]
+    except CheckpointError:
+        return -math.inf
 
 
 def load_checkpoint(
@@ -160,9 +235,15 @@ def load_checkpoint(
             f"the checkpoint has no {', '.join(sorted(missing))}: an earlier version saved it, so "
             "resume it with that version"
         )
-    Checkpoint.load_objects(present, {name: checkpoint[name] for name in present})
+    # Some objects keep the tensors that they are given, Adam and avg_loss for example. One of them
+    # would keep the whole file, also after it is deleted. A replay buffer copies its own.
+    copies = {
+        name: checkpoint[name] if name in REPLAY else copy.deepcopy(checkpoint[name])
+        for name in (*present, *figures)
+    }
+    Checkpoint.load_objects(present, {name: copies.pop(name) for name in present})
 
     @engine.on(Events.STARTED)
     def resume() -> None:
-        Checkpoint.load_objects(figures, {name: checkpoint[name] for name in figures})
-        run.checkpoint = None  # it may hold a replay buffer
+        Checkpoint.load_objects(figures, copies)
+        run.checkpoint = None
