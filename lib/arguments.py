@@ -164,7 +164,9 @@ class Hyperparams(CommonOptions):
     def problem(self) -> str | None:
         """As ``CommonOptions.problem``."""
         if self.replay_initial > self.replay_size:
-            return "--replay-initial is more than --replay-size: training would never begin"
+            return "--replay-initial is more than --replay-size, which could not hold it"
+        if self.replay_size < (least := self._least_replay_size()):
+            return f"--replay-size: with these settings the replay buffer needs {least:,} or more"
         needed, present = self.replay_size * 7_600, psutil.virtual_memory().total
         if needed > present:
             return (
@@ -172,6 +174,14 @@ class Hyperparams(CommonOptions):
                 f"{needed / 2**30:.0f} GiB, this machine has {present / 2**30:.0f} GiB"
             )
         return super().problem()
+
+    def _least_replay_size(self) -> int:
+        """The capacity with which a buffer has all frames of what arrives between two updates."""
+        envs, stack = getattr(self, "envs", 1), self.recipe.stack
+        if message := getattr(self, "message_steps", 0):  # with the frames that it repeats
+            return envs * (message + getattr(self, "n_steps", 1) + stack - 1)
+        # A step stores a frame, or two if an episode begins; a state reaches ``stack`` steps back.
+        return 2 * envs * (getattr(self, "steps", 1) + stack)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ class BulkReplayBuffer:
         """Transitions that can be drawn."""
         return self._transitions_written - self._oldest
 
+    @property
+    def added(self) -> int:
+        """Transitions stored so far, with those that are gone; it never falls."""
+        return self._transitions_written
+
     def extend(self, new: Transitions) -> None:
         """Store the transitions of a message.
 
@@ -69,7 +74,8 @@ class BulkReplayBuffer:
         begin = self._frames_written
         _write(self._frames, begin, frames)
         for ring, values in (
-            (self._windows, (new.windows + begin) % len(self._frames)),
+            # The numbers of a message are int32, which is too short for those of the buffer.
+            (self._windows, (new.windows.astype(np.int64) + begin) % len(self._frames)),
             (self._actions, new.actions),
             (self._rewards, new.rewards),
             (self._terminated, new.terminated),

@@ -253,7 +253,7 @@ def learn_from(
                 announce(engine, new.played, episodes, new.first_game() if new.player == 0 else [])
             if engine.should_terminate:
                 return
-            if len(buffer) >= hp.replay_initial:
+            if buffer.added >= hp.replay_initial:  # not len, which may fall again
                 due += sum(new.played for new in arrived) / hp.frames_per_update
             while due >= 1:
                 due -= 1

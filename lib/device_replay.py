@@ -45,13 +45,16 @@ class DeviceReplayBuffer:
         self._rewards = torch.empty(capacity, dtype=torch.float32, device=device)
         self._terminated = torch.empty(capacity, dtype=torch.bool, device=device)
         # Which transitions can be drawn: their number, and the first one. Both tensors stay in
-        # their place on the device, where a compiled or captured update finds the newest values.
-        self._oldest = torch.zeros((), dtype=torch.int64, device=device)
-        self._count = torch.zeros((), dtype=torch.int64, device=device)
+        # their place, where a compiled or captured update finds the newest values. They are where
+        # rows are drawn: on the device, but mps has no float64, which 10**8 rows need.
+        drawing = torch.device("cpu") if self.device.type == "mps" else self.device
+        self._oldest = torch.zeros((), dtype=torch.int64, device=drawing)
+        self._count = torch.zeros((), dtype=torch.int64, device=drawing)
         # The CPU keeps the books. Frame numbers never wrap, see ReplayBuffer.
         self._frames_written = 0
         self._transitions_written = 0
-        self._first_numbers = np.empty(capacity, dtype=np.int64)  # of every window
+        # Of each transition: the oldest frame that it or a later one shows.
+        self._needed = np.empty(capacity, dtype=np.int64)
         self._first_intact = 0  # the oldest transition that has all its frames
         self._state_windows: dict[int, list[int]] = {}
 
@@ -59,10 +62,21 @@ class DeviceReplayBuffer:
         """Transitions that can be drawn."""
         return self._transitions_written - self._first_intact
 
+    @property
+    def added(self) -> int:
+        """Transitions stored so far, with those that are gone; it never falls."""
+        return self._transitions_written
+
     def extend(self, transitions: Sequence[Transition]) -> None:
-        """Store transitions; transitions of one environment must come in order."""
+        """Store transitions; transitions of one environment must come in order.
+
+        Raises:
+            ValueError: if the buffer is too small for so many at once.
+        """
         frames: list[np.ndarray] = []
         windows: list[list[int]] = []
+        states = self._state_windows.values()
+        needed = min((window[0] for window in states), default=self._frames_written)
         for transition in transitions:
             if transition.first_frame is not None:
                 frames.append(transition.first_frame)
@@ -75,6 +89,9 @@ class DeviceReplayBuffer:
             windows.append(window)
         if not transitions:
             return
+        if len(frames) > len(self._frames) or len(transitions) > self.capacity:
+            new = len(transitions)
+            raise ValueError(f"{new} transitions do not fit into a buffer of {self.capacity}")
 
         rows = (self._transitions_written + np.arange(len(transitions))) % self.capacity
         slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
@@ -93,28 +110,30 @@ class DeviceReplayBuffer:
         for table, column in zip(tables, columns, strict=True):
             table[rows_there] = column
 
-        self._first_numbers[rows] = [window[0] for window in windows]
+        self._needed[rows] = needed
         self._frames_written += len(frames)
         self._transitions_written += len(transitions)
         self._forget()
+        if not len(self):
+            raise ValueError("every transition has lost frames: the capacity is too small")
 
     def _forget(self) -> None:
         """Exclude transitions that were overwritten, or that have lost frames."""
         self._first_intact = max(self._first_intact, self._transitions_written - self.capacity)
         oldest_frame = self._frames_written - len(self._frames)
-        while self._first_numbers[self._first_intact % self.capacity] < oldest_frame:
+        while len(self) and self._needed[self._first_intact % self.capacity] < oldest_frame:
             self._first_intact += 1
         self._oldest.fill_(self._first_intact % self.capacity)
         self._count.fill_(len(self))
 
     def sample(self, batch_size: int) -> Batch:
         """Draw transitions uniformly and with replacement; there must be some."""
-        draws = torch.rand(batch_size, dtype=torch.float64, device=self.device)
-        return self.gather((draws * self._count).long() + self._oldest)
+        draws = torch.rand(batch_size, dtype=torch.float64, device=self._count.device)
+        drawn = (draws * self._count).long() + self._oldest
+        return self.gather((drawn % self.capacity).to(self.device))
 
     def gather(self, indices: torch.Tensor) -> Batch:
         """The transitions in these places, int64 (batch,); states are views of their windows."""
-        indices = indices % self.capacity
         stacks = rows(self._frames, self._windows[indices])
         return Batch(
             states=stacks[:, :-1],
@@ -153,5 +172,5 @@ class DeviceReplayBuffer:
             "actions": self._actions[:n],
             "rewards": self._rewards[:n],
             "terminated": self._terminated[:n],
-            "first_numbers": torch.from_numpy(self._first_numbers[:n]),
+            "first_numbers": torch.from_numpy(self._needed[:n]),
         }

@@ -52,7 +52,7 @@ def replay_batches(
         engine: is told of frames and episodes as they arrive.
         experience: yields lists of new transitions, one list per update.
         buffer: stores them.
-        initial: transitions to play before the first batch.
+        initial: transitions to store before the first batch.
         batch_size: transitions per batch.
     """
     for _ in play(engine, experience, buffer, initial):
@@ -66,7 +66,7 @@ def play(
     initial: int,
 ) -> Iterator[None]:
     """Play and store, as ``replay_batches``; yields when it is time for an update."""
-    if engine.state.update_due and len(buffer) >= initial:  # the resumed run ended before it
+    if engine.state.update_due and buffer.added >= initial:  # the resumed run ended before it
         yield
     for transitions in experience:
         buffer.extend(transitions)
@@ -74,7 +74,7 @@ def play(
         announce(engine, len(transitions), [step.episode for step in transitions], seen)
         if engine.should_terminate:
             return
-        if transitions and len(buffer) >= initial:
+        if transitions and buffer.added >= initial:  # not len, which may fall again
             yield
 
 

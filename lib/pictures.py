@@ -53,7 +53,7 @@ def log_pictures(engine: Engine, run: Run, learned: dict[str, Any]) -> None:
     def remember() -> None:
         nonlocal best
         for frame, game in engine.state.seen:
-            frames.append(frame)
+            frames.append(frame.copy())  # a view would keep the frames of all games
             if game and game.reward > best:
                 best = game.reward
                 pictures = [picture[0] for picture in frames][::-APART][::-1]

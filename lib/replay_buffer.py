@@ -75,10 +75,9 @@ class ReplayBuffer:
         return min(self._transitions_written, self.capacity)
 
     @property
-    def nbytes(self) -> int:
-        """Size of the full buffer in bytes."""
-        arrays = (self._windows, self._actions, self._rewards, self._terminated)
-        return self._frames.nbytes + sum(array.nbytes for array in arrays)
+    def added(self) -> int:
+        """Transitions stored so far, with those that are gone; it never falls."""
+        return self._transitions_written
 
     def append(self, transition: Transition) -> None:
         """Store a transition; transitions of one environment must come in order."""

@@ -1,6 +1,7 @@
 """The handlers on a scripted stream of episodes, and what TensorBoard gets of it."""
 
 import math
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ from ignite.handlers import TensorboardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lib.arguments import Hyperparams
-from lib.events import PlayEvents, replay_batches
+from lib.events import COUNTERS, PlayEvents, replay_batches
 from lib.experience import Episode, LinearSchedule, Transition
 from lib.handlers import attach_handlers
+from lib.pictures import STRIP, log_pictures
 from lib.replay_buffer import ReplayBuffer
 from lib.run import Failure, Run
 
@@ -150,3 +152,21 @@ def test_the_engine_counts_updates_only(tmp_path):
         buffer = ReplayBuffer(100, (2, 2, 2))
         engine.run(replay_batches(engine, stream([0.0] * 3), buffer, 25, 4))
     assert seen == [25, 26, 27, 28, 29, 30]
+
+
+def test_the_strip_of_the_best_game_keeps_no_frames_of_other_games(tmp_path):
+    engine = Engine(lambda *_: None)
+    engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
+    engine.state.frames, whole = 0, []
+    with TensorboardLogger(tmp_path) as tensorboard:
+        run = Run(Hyperparams(), torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
+        log_pictures(engine, run, {"net": None, "buffer": None})
+        for number in range(50):
+            frames = np.full((1_024, 1, 2, 2), number, np.uint8)  # of all games
+            whole.append(weakref.ref(frames))
+            engine.state.seen = [(frames[0], Episode(0.0, 50) if number == 49 else None)]
+            engine.fire_event(PlayEvents.FRAMES_PLAYED)
+    assert sum(frames() is not None for frames in whole) == 1  # the newest
+    events = EventAccumulator(str(tmp_path)).Reload()
+    (picture,) = events.Images("watch/best_game")
+    assert (picture.width, picture.height) == (2 * STRIP, 2)

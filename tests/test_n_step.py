@@ -1,12 +1,18 @@
 """n-step messages and the buffer that takes them, against transitions computed one by one."""
 
 import pickle
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from ignite.engine import Engine
+from test_rungs import options
 
 from lib.bulk_replay import BulkReplayBuffer
+from lib.cluster import learn_from
+from lib.events import COUNTERS, PlayEvents
 from lib.experience import Episode
 from lib.n_step import NStepRecorder, Transitions
 from lib.vector_env import VectorStep
@@ -185,3 +191,50 @@ def test_a_restored_buffer_draws_the_same(tmp_path):
         other.extend(message)
         for mine, theirs in zip(buffer.sample(64), other.sample(64), strict=True):
             assert torch.equal(mine, theirs)
+
+
+def test_a_buffer_goes_on_after_2_to_the_31_frames():
+    _, sent = play(messages=300, steps=10, games=1)
+    early, later = (BulkReplayBuffer(32, (STACK, *SIZE)) for _ in range(2))
+    for message in sent[:100]:
+        early.extend(message)
+    state = early.state_dict()
+    rings = len(state["frames"]) * len(state["actions"])
+    passed = (2**31 - 1_200) // rings * rings  # whole rounds of both rings: places stay the same
+    for name in ("frames_written", "transitions_written", "oldest"):
+        state[name] += passed
+    state["messages"] = [(begin + passed, end + passed) for begin, end in state["messages"]]
+    later.load_state_dict(state)
+    for number in range(100, 300):
+        later.extend(sent[number])
+        newest = [t for earlier in sent[number - 3 : number + 1] for t in cut_out(earlier)]
+        assert drawn(later, 100) <= set(newest[-len(later) :])
+    assert state["frames_written"] < 2**31 < later.state_dict()["frames_written"]
+    assert state["transitions_written"] < 2**31 < later.added
+
+
+def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message():
+    rung = options("09_many_machines")
+    settings = {"envs": 4, "message_steps": 10, "stack": STACK, "n_steps": N_STEPS}
+    sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
+    hp = next(hp for hp in sizes if hp.problem() is None)
+    buffer = BulkReplayBuffer(hp.replay_size, (STACK, *SIZE))
+    for message in play(messages=30, steps=10, games=4)[1]:
+        buffer.extend(message)
+        assert drawn(buffer, 1_000) >= set(cut_out(message))
+
+
+def test_training_begins_though_a_full_buffer_has_fewer_transitions():
+    """Messages repeat frames, and they are dropped whole."""
+    _, sent = play(messages=12, steps=20)
+    hp = SimpleNamespace(replay_initial=250, frames_per_update=60, batch_size=4, epsilon_final=0.02)
+    logger = SimpleNamespace(attach_output_handler=lambda *_, **__: None)
+    engine = Engine(lambda *_: None)
+    engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
+    run = SimpleNamespace(hyperparams=hp, tensorboard=logger)
+    buffer = BulkReplayBuffer(250, (STACK, *SIZE))
+    messages = [[message] for message in sent]
+    batches = learn_from(messages, buffer, np.full((8, 3), 0.02), engine, run)
+    stored = np.cumsum([len(message.actions) for message in sent])
+    assert len(list(batches)) == (stored >= 250).sum() > 3  # one for each message
+    assert len(buffer) < 250

@@ -1,6 +1,8 @@
 """The replay buffer against a naive model that keeps whole stacks in a list."""
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import count
 
 import gymnasium as gym
 import numpy as np
@@ -9,8 +11,13 @@ import torch
 from conftest import Scripted
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ignite.engine import Engine
+from test_rungs import options
+from torch.overrides import TorchFunctionMode
 
 from lib.atari_wrappers import FrameStack, make_atari, wrap_deepmind
+from lib.device_replay import DeviceReplayBuffer
+from lib.events import COUNTERS, PlayEvents, play
 from lib.experience import ExperienceSource, Transition
 from lib.replay_buffer import ReplayBuffer
 
@@ -188,10 +195,49 @@ def test_batches_are_cut_from_one_window_and_repeat_with_the_seed():
     assert all(torch.equal(one, two) for one, two in zip(*batches, strict=True))
 
 
+def one_game(frames: int) -> Iterator[Transition]:
+    """A game whose frames show their numbers."""
+    shown = [np.frombuffer(n.to_bytes(4, "big"), np.uint8) for n in range(frames)]
+    for number in range(1, frames):
+        first = shown[0].reshape(1, SIZE, SIZE) if number == 1 else None
+        yield Transition(0, 0, 0.0, False, shown[number].reshape(1, SIZE, SIZE), first, None)
+
+
 def test_a_frame_is_stored_once():
+    frame = np.zeros((1, 84, 84), np.uint8)
     for stack in (2, 4):
-        buffer = ReplayBuffer(100_000, (stack, 84, 84))  # memory is taken as it is written
-        assert buffer.nbytes / buffer.capacity < 9_000
+        buffer = ReplayBuffer(1_000, (stack, 84, 84))
+        for transition in one_game(1_000):
+            first = frame if transition.first_frame is not None else None
+            buffer.append(transition._replace(frame=frame, first_frame=first))
+        kept = buffer.state_dict().values()
+        assert sum(x.nbytes for x in kept if isinstance(x, torch.Tensor)) / len(buffer) < 9_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "growing"),  # what in its state grows for ever; all else are places in its rings
+    [(ReplayBuffer, {"windows"}), (DeviceReplayBuffer, {"first_intact", "first_numbers"})],
+)
+def test_a_buffer_goes_on_after_2_to_the_31_frames(kind, growing):
+    shape = (4, SIZE, SIZE)
+    buffer, game = kind(8, shape), list(one_game(200))
+    for transition in game[:50]:
+        buffer.extend([transition])
+    state = buffer.state_dict()
+    rings = len(state["frames"]) * len(state["actions"])
+    passed = (2**31 - 80) // rings * rings  # whole rounds of both rings, so places stay the same
+    for name in growing | {"frames_written", "transitions_written"}:
+        state[name] = state[name] + passed
+    state["state_windows"] = {0: [n + passed for n in state["state_windows"][0]]}
+    later, model = kind(8, shape), NaiveModel(8, 4)
+    later.load_state_dict(state)
+    for number, transition in enumerate(game):
+        model.append(transition)
+        if number >= 50:
+            later.extend([transition])
+            assert unpack(later.sample(100)) == set(model.transitions)
+    assert state["frames_written"] < 2**31 < later.state_dict()["frames_written"]
+    assert state["transitions_written"] < 2**31 < later.added
 
 
 def test_errors():
@@ -203,3 +249,102 @@ def test_errors():
     frame = np.zeros((1, 2, 2), np.uint8)
     with pytest.raises(ValueError, match="first frame"):
         buffer.append(Transition(0, 0, 0.0, False, frame, None, None))
+
+
+def arrivals(envs: int, steps: int, count: int) -> Iterator[list[Transition]]:
+    """What rungs store at once: so many steps of each game. All games but the first are short."""
+    rng, numbers = np.random.default_rng(0), iter(range(1_000_000))
+
+    def frame() -> np.ndarray:
+        return np.frombuffer(next(numbers).to_bytes(4, "big"), np.uint8).reshape(1, SIZE, SIZE)
+
+    begins = [True] * envs
+    for _ in range(count):
+        arrived = []
+        for env in list(range(envs)) * steps:
+            first = frame() if begins[env] else None
+            begins[env] = env > 0 and rng.random() < 0.7
+            arrived.append(Transition(env, 0, 0.0, begins[env], frame(), first, None))
+        yield arrived
+
+
+@pytest.mark.parametrize(
+    ("script", "settings"),
+    [
+        ("01_baseline", {}),
+        ("02_n_envs", {"envs": 5, "steps": 3}),
+        ("04_new_wrappers_n_env", {"envs": 3, "stack": 7}),
+        ("06_compiled_update", {"envs": 8, "stack": 3}),
+    ],
+)
+def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(script, settings):
+    rung = options(script)
+    sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
+    hp = next(hp for hp in sizes if hp.problem() is None)
+    kind = DeviceReplayBuffer if script == "06_compiled_update" else ReplayBuffer
+    stack = hp.recipe.stack
+    buffer, model = kind(hp.replay_size, (stack, SIZE, SIZE)), NaiveModel(hp.replay_size, stack)
+    torch.manual_seed(0)
+    for arrived in arrivals(settings.get("envs", 1), settings.get("steps", 1), 30):
+        buffer.extend(arrived)
+        for transition in arrived:
+            model.append(transition)
+        sampled = unpack(buffer.sample(1_000))
+        assert set(list(model.transitions)[-len(arrived) :]) <= sampled <= set(model.transitions)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"), [(1, "the capacity is too small"), (2, "16 transitions do not fit")]
+)
+def test_a_buffer_on_the_device_that_is_too_small_says_so(steps, message):
+    buffer = DeviceReplayBuffer(12, (4, SIZE, SIZE))
+
+    def store() -> None:
+        for arrived in arrivals(8, steps, 10):
+            buffer.extend(arrived)
+
+    with pytest.raises(ValueError, match=message):
+        store()
+
+
+def test_training_that_has_begun_goes_on_when_transitions_are_lost():
+    """Short games, with two frames for each transition, leave room for fewer transitions."""
+    engine, shape = Engine(lambda *_: None), (2, SIZE, SIZE)
+    engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
+    engine.state.update_due = False
+    buffer, resumed = DeviceReplayBuffer(32, shape), DeviceReplayBuffer(32, shape)
+    long = list(one_game(41))
+    short = [t._replace(first_frame=t.frame, terminated=True) for t in long]
+    updates = list(play(engine, [[t] for t in long + short], buffer, 32))
+    assert len(buffer) < 32
+    assert len(updates) == 80 - 31
+    resumed.load_state_dict(buffer.state_dict())
+    assert len(list(play(engine, [], resumed, 32))) == 1  # the one that was due
+
+
+class AppleGpu(TorchFunctionMode):
+    """Tensors of mps are made on the CPU, with one difference: mps has no float64."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs, mps = dict(kwargs or {}), torch.device("mps")
+        if func is torch.device:
+            return func(*args)
+        asked = mps in [x for x in (*args, kwargs.get("device")) if isinstance(x, torch.device)]
+        if "device" in kwargs and asked:
+            kwargs["device"] = "cpu"
+        result = func(*["cpu" if asked and x == mps else x for x in args], **kwargs)
+        if asked and result.dtype == torch.float64:
+            raise TypeError("the MPS framework doesn't support float64")
+        return result
+
+
+def test_apples_gpu_draws_the_rows_that_a_cpu_draws():
+    batches = []
+    for device in ("cpu", "mps"):
+        with AppleGpu():
+            buffer = DeviceReplayBuffer(50, (4, SIZE, SIZE), torch.device(device))
+            for transition in one_game(80):
+                buffer.extend([transition])
+            torch.manual_seed(0)
+            batches.append(buffer.sample(100))
+    assert all(torch.equal(one, two) for one, two in zip(*batches, strict=True))

@@ -154,6 +154,7 @@ BAD = [
     ("02_n_envs", ("--batch-size", "4096", "--envs", "200")),
     ("05_vector_env", ("--batch-size", "65536")),
     ("06_compiled_update", ("--batch-size", "65536")),
+    ("02_n_envs", ("--replay-size", "10", "--replay-initial", "10")),
     ("03_parallel", ("--steps", "0")),
     ("03_parallel", ("--sync-frames", "-1")),
     ("03_parallel", ("--play-device", "toaster")),
@@ -161,11 +162,13 @@ BAD = [
     ("04_new_wrappers_n_env", ("--resize", "magic")),
     ("04_new_wrappers_parallel", ("--stack", "0")),
     ("06_compiled_update", ("--precision", "float16")),
+    ("06_compiled_update", ("--replay-size", "10", "--replay-initial", "10", "--envs", "8")),
     ("07_speedrun", ("--precision", "float32", "--amp")),
     ("07_speedrun", ("--env", "BreakoutNoFrameskip-v4")),
     ("07_speedrun", ("--epsilon-final", "0")),
     ("07_speedrun", ("--adam-epsilon", "0")),
     ("08_recompiled_pong", ("--epsilon-final", "0")),
+    ("09_many_machines", ("--replay-size", "100000", "--envs", "256", "--message-steps", "400")),
 ]
 
 
