@@ -5,7 +5,7 @@ arXiv:2108.13264. A median of few runs jumps from one run to the next. A mean fo
 single unlucky run. The mean of the middle half does neither.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,18 +29,15 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def bootstrap_interval(
-    strata: Sequence[np.ndarray],
+    values: np.ndarray,
     statistic: Statistic = interquartile_mean,
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """The percentile interval of a statistic under a stratified bootstrap.
-
-    The runs of each stratum are drawn anew among themselves, with replacement; the statistic is
-    that of all strata together.
+    """The percentile interval of a statistic under a bootstrap: runs drawn anew, with replacement.
 
     Args:
-        strata: runs that belong together, as those of one game: each float, (runs,).
+        values: float, (runs,).
         statistic: of the last axis.
         confidence: share of the resamples inside the interval.
         seed: of the resampling, so that a table can be made again.
@@ -49,10 +46,10 @@ def bootstrap_interval(
         The lower and the upper end. Each is the value of a resample, never between two of them.
     """
     random = np.random.default_rng(seed)
-    drawn = [random.choice(runs, (RESAMPLES, len(runs))) for runs in strata]
+    drawn = random.choice(values, (RESAMPLES, len(values)))
     outside = (1 - confidence) / 2
     ends = np.quantile(
-        statistic(np.concatenate(drawn, axis=-1)),
+        statistic(drawn),
         [outside, 1 - outside],
         method="inverted_cdf",
     )

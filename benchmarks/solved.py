@@ -166,8 +166,8 @@ def figures(values: Sequence[float], solved: Sequence[bool], form: str) -> list[
 
     iqm = shown(lambda values: float(interquartile_mean(values)))
     if len(values) > 1:
-        low = shown(lambda values: bootstrap_interval([values])[0])
-        high = shown(lambda values: bootstrap_interval([values])[1])
+        low = shown(lambda values: bootstrap_interval(values)[0])
+        high = shown(lambda values: bootstrap_interval(values)[1])
         iqm += f" ({low} to {high})"
     return [shown(lambda values: float(np.median(values))), shown(np.max), iqm]
 

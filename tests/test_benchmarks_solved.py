@@ -54,17 +54,10 @@ def test_bootstrap_interval_by_hand() -> None:
     # Resamples of (0, 0, 0, 12) hold k twelves, k of the binomial distribution (4, 1/4). The mean
     # of the middle two is 0 for k < 2 (73.8 % of the resamples), 6 for k = 2 (94.9 % with
     # those before), 12 above.
-    runs = [np.array([0.0, 12.0, 0.0, 0.0])]
+    runs = np.array([0.0, 12.0, 0.0, 0.0])
     assert bootstrap_interval(runs, confidence=0.95) == (0.0, 12.0)
     assert bootstrap_interval(runs, confidence=0.80) == (0.0, 6.0)
     assert bootstrap_interval(runs, confidence=0.40) == (0.0, 0.0)
-
-
-def test_each_stratum_is_resampled_by_itself() -> None:
-    zeros, tens = np.zeros(4), np.full(4, 10.0)
-    assert bootstrap_interval([zeros, tens]) == (5.0, 5.0)  # always as many of one as of the other
-    low, high = bootstrap_interval([np.concatenate([zeros, tens])])
-    assert low < 5.0 < high
 
 
 def test_ten_solved_runs() -> None:
