@@ -223,22 +223,6 @@ class ImageToPyTorch(gym.ObservationWrapper):
         return np.moveaxis(observation, 2, 0)
 
 
-class ScaledFloat(gym.ObservationWrapper):
-    """Scale uint8 frames to float32 between 0 and 1.
-
-    This takes four times the memory and the copying, so the networks here scale inside instead.
-
-    >>> env = ScaledFloat(gym.make("PongNoFrameskip-v4"))
-    """
-
-    def __init__(self, env: gym.Env) -> None:
-        super().__init__(env)
-        self.observation_space = spaces.Box(0.0, 1.0, _box(env).shape, np.float32)
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        return np.asarray(observation, dtype=np.float32) / np.float32(255)
-
-
 class ClipReward(gym.RewardWrapper):
     """Clip every reward to its sign, so that one learning rate suits all games.
 
@@ -349,7 +333,6 @@ def wrap_deepmind(
     size: int = 84,
     resize: str = "opencv-area",
     clip_reward: bool = True,
-    scale: bool = False,
     stack: int = 4,
 ) -> gym.Env:
     """Wrap a game of ``make_atari`` for a DQN: observations of shape (stack, size, size).
@@ -361,7 +344,6 @@ def wrap_deepmind(
         size: width and height in pixels.
         resize: a key of ``RESIZERS``.
         clip_reward: clip rewards to their sign.
-        scale: float32 frames between 0 and 1 instead of uint8.
         stack: frames per observation.
     """
     if episodic_life:
@@ -369,8 +351,6 @@ def wrap_deepmind(
     if fire_reset and "FIRE" in _action_meanings(env):
         env = FireReset(env)
     env = ImageToPyTorch(WarpFrame(env, size, resize))
-    if scale:
-        env = ScaledFloat(env)
     if clip_reward:
         env = ClipReward(env)
     return FrameStack(env, stack)

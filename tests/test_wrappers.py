@@ -17,7 +17,6 @@ from lib.atari_wrappers import (
     LazyFrames,
     MaxAndSkip,
     NoopReset,
-    ScaledFloat,
     Skip,
     WarpFrame,
     make_atari,
@@ -157,15 +156,6 @@ def test_pictures_equal_gymnasiums_pixel_for_pixel(stack):
     assert over
 
 
-def test_scaled_float_and_layout():
-    env = ScaledFloat(ImageToPyTorch(WarpFrame(gym.make(PONG))))
-    observation, _ = env.reset(seed=0)
-    assert env.observation_space.contains(observation)
-    assert observation.shape == (1, 84, 84)
-    assert observation.dtype == np.float32
-    assert 0 < observation.max() <= 1
-
-
 def test_frame_stack_shares_its_frames():
     env = FrameStack(ImageToPyTorch(WarpFrame(gym.make(PONG))), 4)
     first, _ = env.reset(seed=0)
@@ -188,12 +178,11 @@ def test_every_choice_of_the_composition_is_a_keyword():
         size=42,
         resize="opencv-nearest",
         clip_reward=False,
-        scale=True,
         stack=3,
     )
     observation, _ = env.reset(seed=0)
     assert np.asarray(observation).shape == (3, 42, 42)
-    assert observation.dtype == np.float32
+    assert observation.dtype == np.uint8
 
 
 def test_games_differ_by_seed_and_repeat():
