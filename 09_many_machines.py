@@ -3,9 +3,8 @@
 The player of 04_new_wrappers_parallel.py becomes a Ray actor. There can be many players, each with
 several games. A player gets weights, plays some steps, and answers with one compressed message of
 n-step transitions, which holds each frame once. Every game has its own epsilon. More players play
-more frames, but the number of updates per frame stays the same. If a player or a machine dies, the
-others continue until Ray has replaced it. Each machine fetches the weights once. Pong is played on
-the console of 08_recompiled_pong.py, other games in ALE.
+more frames, but updates per frame stay the same. If a player or a machine dies, the others continue
+until Ray has replaced it. Pong is played on the emulator of 08, other games in ALE.
 
 The book ends before this rung. The idea is that of Ape-X (Horgan et al., arXiv:1803.00933),
 without its priorities.
@@ -18,9 +17,10 @@ import torch
 from ignite.engine import Engine, Events, State
 
 from lib.actors import Weights, ape_x_epsilons, player_seed
-from lib.arguments import ClusterOptions, option
+from lib.arguments import option
 from lib.bulk_replay import BulkReplayBuffer
 from lib.cluster import Players, learn_from
+from lib.cluster_options import ClusterOptions
 from lib.dqn_model import DQN, adam
 from lib.evaluation import evaluate
 from lib.experience import EpsilonGreedyAgent, LinearSchedule
@@ -99,7 +99,7 @@ def train(hp: Options, run: Run) -> State:
         engine.add_event_handler(refresh, lambda: players.broadcast(net, engine.state))
         state = engine.run(learn_from(players, buffer, epsilons, engine, run))
     if state.solved:
-        evaluate(net, run)
+        evaluate(torch.no_grad()(net), run)
     return state
 
 

@@ -21,14 +21,12 @@ from lib.checkpoints import SETTINGS, CheckpointError, read_latest
 from lib.devices import PRECISIONS, choose_precision, missing_device, shares_memory
 from lib.folder_lock import check_free
 from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
-from lib.vector_env import StackedVectorEnv, one_thread_games
 
 # Settings that a resumed run does not take over, and settings that may change when it is resumed.
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")
 FREE = (
     *(*OF_ONE_CALL, "stop_reward", "checkpoint_every", "checkpoint_replay", "player_timeout"),
     "threads",  # how fast, not what; but the rounding differs
-    *("address", "players"),  # the cluster may be another one, or a larger one
 )
 # The groups of --help, in order. All other flags belong to the group "learning".
 RUN = (
@@ -37,9 +35,7 @@ RUN = (
 )
 PLAYING = (
     *("env", "any_game", "envs", "steps", "rollout", "play_device", "sync_frames"),
-    *("address", "players", "message_steps", "player_timeout"),
-    *("epsilon_start", "epsilon_final", "epsilon_frames"),
-    "epsilon_floor",
+    *("player_timeout", "epsilon_start", "epsilon_final", "epsilon_frames", "epsilon_floor"),
 )
 WRAPPERS = ("noop_max", "max_pool", "episodic_life", "fire_reset", "clip_reward", "stack", "resize")
 MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
@@ -52,6 +48,8 @@ def option(
     high: float = math.inf,
     choices: Sequence[str] | None = None,
     type: type | None = None,
+    group: str = "",
+    free: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
@@ -62,11 +60,16 @@ def option(
         high: the largest number accepted.
         choices: the strings accepted.
         type: the flag's type, for a default of None.
+        group: of ``--help``; by default the one that lists its name, else "learning".
+        free: whether it may change when a run is resumed.
     """
     kind = type or default.__class__
     return field(
         default=default,
-        metadata={"help": help, "low": low, "high": high, "choices": choices, "type": kind},
+        metadata={
+            **{"help": help, "low": low, "high": high, "choices": choices, "type": kind},
+            **{"group": group, "free": free},
+        },
     )
 
 
@@ -316,30 +319,6 @@ class WrapperOptions(Hyperparams):
 
 
 @dataclass(frozen=True)
-class ClusterOptions(Hyperparams):
-    """Settings of rungs whose players are Ray actors."""
-
-    address: str = option("", "host:port of the Ray cluster to join (default: start Ray here)")
-    players: int = option(1, "number of players (Ray actors)", 1, 10_000)
-    envs: int = option(8, "environments of each player, stepped together", 1, 256)
-    message_steps: int = option(32, "steps of each game per message to the learner", 10, 1_000)
-    max_pool: bool = option(False, "frame skip takes the maximum of the last two frames")
-    stack: int = option(2, "stacked frames per state", 1, 16)
-    sync_updates: int = option(50, "updates between broadcasts of the weights", 1, 10**9)
-    player_timeout: float = option(60.0, "fail after so many seconds without a frame", 1, 10**6)
-
-    @property
-    def samples(self) -> int:
-        """As ``CommonOptions.samples``; it does not depend on how many games there are."""
-        return self.batch_size
-
-    def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
-        """Some games, in one thread."""
-        games = one_thread_games(self.env, count, self.max_pool)
-        return StackedVectorEnv(games, self.stack, seed)
-
-
-@dataclass(frozen=True)
 class SpeedrunOptions(PongOptions, PrecisionOptions):
     """The settings of 08: parallel Q(lambda), without a replay buffer."""
 
@@ -389,11 +368,13 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
         allow_abbrev=False,
     )
     entries = {entry.name: entry for entry in fields(options)}
-    learning = [name for name in entries if name not in (*RUN, *PLAYING, *WRAPPERS)]
+    of_rung = {name: entry.metadata["group"] for name, entry in entries.items()}
+    listed = (*RUN, *PLAYING, *WRAPPERS)
+    learning = [name for name in entries if name not in listed and not of_rung[name]]
     groups = {"run": RUN, "learning": learning, "playing": PLAYING, "wrappers": WRAPPERS}
     for title, names in groups.items():
         group = parser.add_argument_group(title)
-        for name in names:
+        for name in (*names, *(name for name in entries if of_rung[name] == title)):
             if name in entries:
                 _add_flag(group, entries[name])
     values = options(**vars(parser.parse_args(argv)))
@@ -407,8 +388,9 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
         # The resumed run has these settings by default; only some of them may change.
         parser.set_defaults(**{k: v for k, v in settings.items() if k not in OF_ONE_CALL})
         values = options(**vars(parser.parse_args(argv)))
+        free = {*FREE, *(name for name, entry in entries.items() if entry.metadata["free"])}
         for name, value in settings.items():
-            if name not in FREE and getattr(values, name) != value:
+            if name not in free and getattr(values, name) != value:
                 flag = "--" + name.replace("_", "-")
                 parser.error(f"{flag}: the run in {values.resume} has {value}")
     if message := values.problem():
