@@ -67,9 +67,8 @@ def report_fps(run_dir: Path, out: Path, jobs: dict[Case, list[Job]]) -> list[li
     machine = f"Machine: {join_machine(records[0].machine)}" if records else machine_note()
     notes = [
         machine,
-        "FPS: frames per second of wall clock while training; median over seeds (and their range). "
-        "Those of 09 are counted by the updates made.",
-        "Age of weights: updates made between a message's weights and its arrival, mean of a run.",
+        "FPS: frames per second of wall clock while training; median over seeds (and their range).",
+        "Age of weights: updates made from a message's weights until it is stored, mean of a run.",
     ]
     write_table(out / "fps", "FPS against players", header, rows, notes)
     print(markdown("FPS against players", header, rows, notes))
@@ -78,9 +77,9 @@ def report_fps(run_dir: Path, out: Path, jobs: dict[Case, list[Job]]) -> list[li
     # A run of 04 and the run with one player that came next, with the same seed.
     before = {record.seed: record.fps for record in runs[PARALLEL, 0, 0] if record.fps}
     ratios = [
-        fps / before[record.seed]
+        record.fps / before[record.seed]
         for record in runs.get((RUNG, 1, RATIOS[0]), [])
-        if record.seed in before and (fps := fps_of_run(record))
+        if record.seed in before and record.fps
     ]
     what = f"FPS with one player, as a multiple of {PARALLEL}'s: median of {len(ratios)} pairs"
     if not ratios:
@@ -107,30 +106,13 @@ def draw_fps(out: Path, fps: dict[tuple[str, int, int], list[float]], machine: s
 
 def fps_of(records: list[Record]) -> list[float]:
     """Of the runs that began to train."""
-    return [fps for fps in map(fps_of_run, records) if fps is not None]
-
-
-def fps_of_run(record: Record) -> float | None:
-    """Frames per second while training; None if no update was made.
-
-    09 counts a message's frames when it arrives, and makes their updates afterwards. In a short run
-    those of the last messages are missing. So the frames are counted by their updates here.
-    """
-    if record.script != RUNG or record.fps is None:
-        return record.fps
-    tags = "outcome/updates", "outcome/seconds", "filling/time_passed"
-    (updates,), (end,), (*_, begin) = scalars(record, *tags)
-    return updates * float(record.settings["frames_per_update"]) / (end - begin)
+    return [record.fps for record in records if record.fps is not None]
 
 
 def weights_age(record: Record) -> float:
-    """Mean over a run, in updates."""
-    (points,) = scalars(record, "players/weights_age")  # none in a run of less than 100 updates
-    return mean(points) if points else math.nan
-
-
-def scalars(record: Record, *tags: str) -> list[list[float]]:
-    """Curves of a run; empty where it has none."""
+    """Mean over a run, in updates; NaN in a run of less than 100 updates, which has no curve."""
     events = EventAccumulator(str(record.folder), size_guidance={"scalars": 0}).Reload()
-    known = events.Tags()["scalars"]
-    return [[point.value for point in events.Scalars(tag)] if tag in known else [] for tag in tags]
+    tag = "players/weights_age"
+    if tag not in events.Tags()["scalars"]:
+        return math.nan
+    return mean(point.value for point in events.Scalars(tag))

@@ -13,7 +13,7 @@ from typing import Self
 
 import psutil
 
-# What README.md sets before `ray start`. Ray gives a node up after five failed checks. By
+# What docs/cluster.md sets before `ray start`. Ray gives a node up after five failed checks. By
 # default each waits ten seconds for an answer: a machine without power is noticed after 50 seconds.
 HEALTH_CHECK = {"RAY_health_check_period_ms": "100", "RAY_health_check_timeout_ms": "500"}
 
@@ -75,7 +75,8 @@ class SimulatedCluster:
 
 def serve(cpus: list[int]) -> None:
     """What the process runs: answers to what is read, until there is no more."""
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+    short = "/tmp"  # so that the paths of sockets are
+    with tempfile.TemporaryDirectory("", "ray-", short, ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder  # before Ray is imported
         from ray.cluster_utils import Cluster
 
