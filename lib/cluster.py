@@ -9,9 +9,11 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self
@@ -33,6 +35,19 @@ LOG_EVERY = 100  # updates
 ANSWER_SECONDS = 5.0  # for a cluster to answer
 START_SECONDS = 120.0  # for the first frames, if the time limit is shorter
 WAIT_SECONDS = 1.0  # between checks whether the learner was asked to stop
+# The path of a socket may have 103 bytes on macOS, and 107 on Linux. Of these, Ray needs up to 79:
+# /ray-12345678/r/session_2026-11-22_10-00-00_123456_1234567/sockets/plasma_store
+LONGEST_PARENT = 103 - 79
+# Waits for the end of its input. After a sudden end, Ray's processes still write for a while.
+REMOVE = """
+import os, shutil, sys, time
+folder = sys.argv[1]
+sys.stdin.read()
+deadline = time.monotonic() + 60
+while os.path.exists(folder) and time.monotonic() < deadline:
+    shutil.rmtree(folder, ignore_errors=True)
+    time.sleep(0.05)
+"""
 
 
 @contextmanager
@@ -74,7 +89,7 @@ def connected(address: str, players: int) -> Iterator[None]:
     worker.print_to_stdstream = lambda *_, **__: None
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+    with nullcontext("") if address else _folder() as folder:
         try:
             if address:
                 _expect_answer(address)
@@ -98,6 +113,24 @@ def connected(address: str, players: int) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """A folder for Ray that only this user can reach; it is removed however this process ends.
+
+    Ray opens its folder to everybody, so it gets one inside of ours. If Ray's raylet dies, Ray ends
+    this process at once, and no more Python code runs. So another process removes the folder.
+    """
+    parent = tempfile.gettempdir()
+    if os.name == "posix" and len(os.fsencode(parent)) > LONGEST_PARENT:
+        parent = "/tmp"
+    folder = tempfile.mkdtemp(prefix="ray-", dir=parent)
+    remover = [sys.executable, "-I", "-c", REMOVE, folder]
+    silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    # In a session of its own: a Ctrl-C reaches only us.
+    with subprocess.Popen(remover, stdin=subprocess.PIPE, start_new_session=True, **silent):
+        yield os.path.join(folder, "r")
 
 
 def _expect_answer(address: str) -> None:
@@ -219,6 +252,8 @@ def learn_from(
 ) -> Iterator[Batch]:
     """The engine's batches: store what players send, and sample in proportion to it.
 
+    A message's updates follow it before the next message is counted.
+
     Args:
         players: send transitions.
         buffer: stores them.
@@ -251,12 +286,14 @@ def learn_from(
                 ]
                 state.weights_age = state.iteration - new.version
                 announce(engine, new.played, episodes, new.first_game() if new.player == 0 else [])
-            if engine.should_terminate:
+                if engine.should_terminate:
+                    return
+                if buffer.added >= hp.replay_initial:  # not len, which may fall again
+                    due += new.played / hp.frames_per_update
+                while due >= 1:
+                    due -= 1
+                    yield buffer.sample(hp.batch_size)
+            if engine.should_terminate:  # also if nothing arrives
                 return
-            if buffer.added >= hp.replay_initial:  # not len, which may fall again
-                due += sum(new.played for new in arrived) / hp.frames_per_update
-            while due >= 1:
-                due -= 1
-                yield buffer.sample(hp.batch_size)
 
     return batches()

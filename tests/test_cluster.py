@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, read_events
+from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 from test_learning import Catch
 from test_n_step import SIZE, STACK, cut_out, drawn, play
@@ -24,8 +27,10 @@ from benchmarks.cluster.simulated import HEALTH_CHECK, SimulatedCluster
 from lib.actors import Weights, ape_x_epsilons
 from lib.arguments import parse
 from lib.bulk_replay import BulkReplayBuffer
-from lib.cluster import Players
-from lib.experience import Episode
+from lib.cluster import Players, learn_from
+from lib.cluster_options import ClusterOptions
+from lib.experience import Episode, LinearSchedule
+from lib.handlers import attach_handlers
 from lib.n_step import Transitions
 from lib.run import Failure, Run, prepare_torch
 from lib.vector_env import VectorStep
@@ -60,6 +65,10 @@ def read_until(process: Any, text: str) -> str:
         if text in line:
             return line
     raise AssertionError(f"{text!r} was not said: {process.communicate()[1]}")
+
+
+def frames_in(line: str) -> int:
+    return int(re.search(r"([\d,]+) frames", line)[1].replace(",", ""))
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -116,64 +125,100 @@ def alive(pid: int) -> bool:
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0" * 24 + "01000000"}
 
 
-@needs_ray
-def test_one_machine_lets_nobody_in_replaces_a_player_and_leaves_nothing(tmp_path):
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """The rung in training, with two players; with a TMPDIR that is too long for Ray's sockets."""
+    folder = tmp_path_factory.mktemp("runs")
+    long = tmp_path_factory.mktemp("a-folder-whose-path-is-much-longer-than-a-socket-may-have")
     before = shared_memory()
-    process = start(tmp_path, "--players", "2", "--frames-per-update", "32")
+    flags = "--players", "2", "--checkpoint-every", "20"
+    process = start(folder, *flags, TMPDIR=str(long))
+    try:
+        yield SimpleNamespace(process=process, folder=folder, shared_memory=before)
+    finally:
+        process.kill()
+        process.communicate(timeout=90)
+
+
+def ray_folder(commands: Iterable[str]) -> Path:
+    """The folder of Ray's files, as its processes were told."""
+    (folder,) = {
+        found[1] for text in commands if (found := re.search(r"=(\S*/ray-\w+)/r/session_", text))
+    }
+    return Path(folder)
+
+
+@needs_ray
+def test_one_machine_lets_nobody_in_and_replaces_a_player(trainer):
+    process = trainer.process
     below = descendants(process.pid)
     assert sum("raylet/raylet" in command for command in below.values()) == 1
     addresses = listening({process.pid, *below})
     assert addresses
     assert addresses <= LOOPBACK
+    assert ray_folder(below.values()).stat().st_mode & 0o777 == 0o700
 
     actors: list[int] = []
-    while len(actors) < 2:  # training may begin with the first one's frames
+    while len(actors) < 2:  # a player that is killed while it starts is not missed
         assert process.poll() is None
         time.sleep(0.05)
-        below |= descendants(process.pid)
-        actors = [pid for pid, command in below.items() if "ray::Player" in command]
+        below = descendants(process.pid)
+        actors = [pid for pid, command in below.items() if "ray::Player.play" in command]
     os.kill(actors[0], signal.SIGKILL)
     lost = re.fullmatch(r"player (\d) is lost, 1 of 2 play\n", read_until(process, "is lost"))
     back = re.fullmatch(r"player (\d) is back, 2 of 2 play\n", read_until(process, "is back"))
     assert lost[1] == back[1]
 
-    below |= descendants(process.pid)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "")
-    assert out.splitlines()[-1].startswith("interrupted after")
-    assert not re.search("raylet|ray::|gcs", out)
-    assert wait_until_gone(set(below), 30) == []
-    assert shared_memory() <= before
-
 
 @needs_ray
-def test_a_trainer_that_dies_leaves_nothing_and_is_resumed(tmp_path):
-    before = shared_memory()
-    process = start(tmp_path, "--checkpoint-every", "20", "--max-frames", "4000")
+def test_a_trainer_that_dies_leaves_nothing_and_is_resumed_until_ctrl_c(trainer):
+    process = trainer.process
     below = descendants(process.pid)
-    (run,) = tmp_path.iterdir()
+    (run,) = trainer.folder.iterdir()
     while not list(run.glob("checkpoints/latest-*.pt")):
         assert process.poll() is None
         time.sleep(0.05)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=90)
     # Ray's two agents try for a minute to report what happened, and go then.
     agents = {pid for pid, command in below.items() if "Agent" in command}
     assert len(agents) == 2
     assert wait_until_gone(set(below) - agents, 30) == []
-    assert shared_memory() <= before
+    assert not ray_folder(below.values()).exists()
+    assert shared_memory() <= trainer.shared_memory
 
-    command = [sys.executable, str(ROOT / f"{SCRIPT}.py"), "--resume", str(run)]
-    command += ["--max-frames", "2500", "--players", "2"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    frames = int(re.search(r"resumed after ([\d,]+) frames", result.stdout)[1].replace(",", ""))
-    assert frames > 300
-    outcome = read_events(tmp_path).Scalars("outcome/frames")[0].value
-    assert 2500 <= outcome < 2500 + 300
-    points = [point.step for point in read_events(tmp_path).Scalars("train/frames")]
+    flags = "--resume", str(run), "--players", "1"
+    process = start(trainer.folder, *flags, wait_for="run folder")
+    resumed = frames_in(read_until(process, "resumed after"))
+    assert resumed > 300
+    while "train/frames" not in read_events(trainer.folder).Tags()["scalars"]:
+        assert process.poll() is None
+        time.sleep(0.05)
+    below = descendants(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    frames = frames_in(out.splitlines()[-1])
+    assert out.splitlines()[-1].startswith("interrupted after")
+    assert frames > resumed
+    assert not re.search("raylet|ray::|gcs", out)
+    assert wait_until_gone(set(below), 30) == []
+    assert not ray_folder(below.values()).exists()
+    assert shared_memory() <= trainer.shared_memory
+    events = read_events(trainer.folder)
+    assert frames == events.Scalars("outcome/frames")[0].value
+    points = [point.step for point in events.Scalars("train/frames")]
     assert points == sorted(set(points))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SimulatedCluster]:
+    """A cluster with a head, and two nodes with room for two players each; it leaves nothing."""
+    before = shared_memory()
+    with SimulatedCluster(2, 2) as simulated:
+        os.environ |= simulated.environment
+        yield simulated
+    assert shared_memory() <= before
 
 
 class Counting:
@@ -206,48 +251,48 @@ class Broken:
 
 
 def test_the_guide_has_the_health_checks_of_the_simulated_cluster():
-    guide = (ROOT / "README.md").read_text()
+    guide = (ROOT / "docs" / "cluster.md").read_text()
     assert " ".join(f"{name}={value}" for name, value in HEALTH_CHECK.items()) in guide
 
 
 @needs_ray
-@pytest.mark.parametrize("lose", ["kill", "silence"])
-def test_a_lost_node_takes_no_message_of_the_others_and_strangers_stay_out(lose, tmp_path, capsys):
-    before = shared_memory()
-    with SimulatedCluster(2, 2) as cluster:
-        intruder = subprocess.Popen(
-            [sys.executable, str(ROOT / f"{SCRIPT}.py"), "--address", cluster.address],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            cwd=tmp_path,
-            env=os.environ | cluster.environment | {"RAY_AUTH_TOKEN": "g" * 64},
-        )
-        os.environ |= cluster.environment
-        counts: dict[tuple[int, int], list[int]] = {}  # by player and process
-        with Players(by_value(Counting), 2, (), cluster.address, timeout=60) as players:
-            players.broadcast(NET, SimpleNamespace(iteration=0, frames=0))
-            gone = False
-            for arrived in players:
-                for new in arrived:
-                    counts.setdefault((new.player, new.version), []).append(int(new.actions[0]))
-                if not gone and len(counts) == 2 and min(map(len, counts.values())) >= 10:
-                    getattr(cluster, lose)(0)
-                    gone = True
-                if len(counts) == 3 and min(map(len, counts.values())) >= 10:
-                    break
-        _, refused = intruder.communicate(timeout=180)
-    assert intruder.returncode == 1
-    assert refused.startswith(f"{SCRIPT}: failed: Ray, {cluster.address}: ")
-    assert refused.count("\n") == 1
-    assert "token" in refused
+@pytest.mark.parametrize(("lose", "node"), [("kill", 0), ("silence", 1)])
+def test_a_lost_node_takes_no_message_of_the_others(lose, node, cluster, capsys):
+    counts: dict[tuple[int, int], list[int]] = {}  # by player and process
+    with Players(by_value(Counting), 2, (), cluster.address, timeout=60) as players:
+        players.broadcast(NET, SimpleNamespace(iteration=0, frames=0))
+        gone = False
+        for arrived in players:
+            for new in arrived:
+                counts.setdefault((new.player, new.version), []).append(int(new.actions[0]))
+            if not gone and len(counts) == 2 and min(map(len, counts.values())) >= 10:
+                getattr(cluster, lose)(node)
+                gone = True
+            if len(counts) == 3 and min(map(len, counts.values())) >= 10:
+                break
+    cluster.add(2)  # for the next test
     # Of each process every message arrived once, in order, up to its last.
     for numbers in counts.values():
         assert numbers == list(range(1, len(numbers) + 1))
     lost, back = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"player \d is lost, 1 of 2 play", lost)
     assert back == lost.replace("lost, 1", "back, 2")
-    assert shared_memory() <= before
+
+
+@needs_ray
+def test_strangers_stay_out(cluster, tmp_path):
+    result = subprocess.run(
+        [sys.executable, str(ROOT / f"{SCRIPT}.py"), "--address", cluster.address],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"RAY_AUTH_TOKEN": "g" * 64},
+        timeout=180,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"{SCRIPT}: failed: Ray, {cluster.address}: ")
+    assert result.stderr.count("\n") == 1
+    assert "token" in result.stderr
 
 
 @needs_ray
@@ -258,8 +303,8 @@ def test_a_lost_node_takes_no_message_of_the_others_and_strangers_stay_out(lose,
         (Broken, "player 0 failed: ValueError: there is no emulator"),
     ],
 )
-def test_the_players_own_error_ends_the_run_in_one_line(player, why):
-    with Players(by_value(player), 1, (), "", timeout=60) as players:
+def test_the_players_own_error_ends_the_run_in_one_line(player, why, cluster):
+    with Players(by_value(player), 1, (), cluster.address, timeout=60) as players:
         players.broadcast(NET, SimpleNamespace(iteration=0, frames=0))
         with pytest.raises(Failure, match=f"^{why}$"):
             list(players)
@@ -314,7 +359,7 @@ class CatchEnvs:
 
 
 @needs_ray
-def test_the_rung_learns_a_game_with_a_known_optimum(tmp_path):
+def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
     rung = runpy.run_path(str(ROOT / f"{SCRIPT}.py"), run_name="many_machines")
     by_value(Catch)
     by_value(CatchEnvs)
@@ -323,8 +368,14 @@ def test_the_rung_learns_a_game_with_a_known_optimum(tmp_path):
         def make_envs(self, count: int, seed: int) -> Any:
             return CatchEnvs(count, self.stack, seed)
 
-    rung["train"].__globals__["evaluate"] = lambda *_: None  # that plays Pong
+    evaluated: list[torch.Tensor] = []
+
+    def evaluate(q_function: Any, _: Run) -> None:  # the rung's plays Pong
+        evaluated.append(q_function(torch.from_numpy(CatchEnvs(1, 2, 0).states)))
+
+    rung["train"].__globals__["evaluate"] = evaluate
     hp = Options(
+        address=cluster.address,
         players=2,
         envs=4,
         message_steps=10,
@@ -346,6 +397,28 @@ def test_the_rung_learns_a_game_with_a_known_optimum(tmp_path):
     state = rung["train"](hp, Run(hp, torch.device("cpu"), tmp_path, logger, SCRIPT))
     assert state.solved, f"avg_reward {state.avg_reward} after {state.frames} frames"
     assert 0 <= state.weights_age < 200
+    (values,) = evaluated
+    assert not values.requires_grad  # nobody needs gradients there
+
+
+def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(tmp_path):
+    _, messages = play(messages=5, steps=20)  # of 60 frames each
+
+    @dataclass(frozen=True)
+    class Options(ClusterOptions):
+        frames_per_update: int = 20
+
+    hp = Options(replay_initial=70, batch_size=4, max_frames=240, checkpoint_every=0)
+    seen: list[int] = []  # frames counted at each update
+    engine = Engine(lambda engine, _: seen.append(engine.state.frames) or torch.zeros(()))
+    with TensorboardLogger(log_dir=str(tmp_path)) as logger:
+        run = Run(hp, torch.device("cpu"), tmp_path, logger, SCRIPT)
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {})
+        buffer = BulkReplayBuffer(2_000, (STACK, *SIZE))
+        bunches = [messages[:1], [], messages[1:]]
+        engine.run(learn_from(bunches, buffer, np.zeros((8, 3)), engine, run))
+    assert seen == [120] * 3 + [180] * 3
+    assert engine.state.frames == 240
 
 
 @needs_ray
