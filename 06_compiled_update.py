@@ -45,7 +45,7 @@ def train(hp: Options, run: Run) -> State:
 
     network = DQN(observation_shape, n_actions).to(run.device)
     net = MixedWeights(network, hp.dtype, hp.learning_rate)
-    target_net = copy.deepcopy(network).to(hp.dtype)
+    target_net = copy.deepcopy(network).to(net.dtype)
     buffer = DeviceReplayBuffer(hp.replay_size, observation_shape, run.device)
 
     @torch.no_grad()
@@ -66,7 +66,7 @@ def train(hp: Options, run: Run) -> State:
     values = CapturedForward(q_function, envs.states.shape, run.device)
     agent = EpsilonGreedyAgent(values, n_actions, epsilon, run.device, hp.seed)
     experience = VectorExperienceSource(envs, agent)
-    learn = CompiledUpdate(update, run.device)
+    learn = CompiledUpdate(update, run.device, net)
 
     def process_batch(engine: Engine, _: None) -> torch.Tensor:
         loss = learn()

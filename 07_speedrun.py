@@ -83,7 +83,7 @@ def train(hp: Options, run: Run) -> State:
             announce(engine, hp.envs, step.episodes, [(step.frames[0], step.episodes[0])])
 
     best = CapturedForward(best_values, envs.states.shape, run.device)
-    learn = CompiledUpdate(update, run.device)
+    learn = CompiledUpdate(update, run.device, net, rollout.position)
     engine = Engine(lambda engine, _: learn())
     # The agent after training: an exponential average of the weights of about 1,000 updates.
     average = EMAHandler(network, momentum=0.1)

@@ -21,7 +21,7 @@ from torch.func import grad_and_value
 import emulator
 from lib.arguments import SpeedrunOptions
 from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, Weights
-from lib.device_games import DeviceExploration, DeviceGames
+from lib.device_games import DeviceExploration, DeviceGames, plays_games
 from lib.dqn_model import NormalizedDQN
 from lib.evaluation import evaluate
 from lib.events import announce
@@ -30,7 +30,7 @@ from lib.handlers import attach_handlers
 from lib.loss import squared_error
 from lib.rollout import Rollout, Targets
 from lib.run import Run, launch
-from lib.transfer import is_asynchronous, upload
+from lib.transfer import upload
 from lib.vector_env import StackedVectorEnv
 
 
@@ -42,12 +42,12 @@ class Options(SpeedrunOptions):
         """As ``PongOptions.problem``: the console has one cartridge."""
         if self.any_game or not self.env.startswith("Pong"):
             return "--env: this console plays Pong alone; 07_speedrun.py --any-game plays others"
-        return emulator.missing() or super().problem() or emulator.missing(self.device)
+        return emulator.missing() or super().problem()
 
 
 def train(hp: Options, run: Run) -> State:
     rows, actions = hp.recipe.rows, hp.recipe.actions
-    on_gpu = is_asynchronous(run.device)  # then the games run there, too
+    on_gpu = plays_games(run.device)  # then the games run there, too
     device = run.device if on_gpu else "cpu"
     games = emulator.PongVectorEnv(hp.envs, device=device, stack=1, reward_clipping=False)
     envs = (DeviceGames if on_gpu else StackedVectorEnv)(games, hp.stack, hp.seed, rows, actions)
@@ -97,7 +97,7 @@ def train(hp: Options, run: Run) -> State:
             announce(engine, hp.envs, step.episodes, step.seen)
 
     best = CapturedForward(best_values, envs.states.shape, run.device)
-    learn = CompiledUpdate(update, run.device)
+    learn = CompiledUpdate(update, run.device, net, rollout.position)
     engine = Engine(lambda engine, _: learn())
     # The agent after training: an exponential average of the weights of about 1,000 updates.
     average = EMAHandler(network, momentum=0.1)

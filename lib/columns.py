@@ -42,7 +42,7 @@ NUMBERS = [
     "frames_per_update",
     "sync_updates",
 ]
-TEXTS = ["play_device", "resize", "precision", "address"]
+TEXTS = ["play_device", "resize", "precision", "address", "left_out"]
 
 
 def summarize(settings: Mapping[str, Any]) -> tuple[Any, Any, Any]:

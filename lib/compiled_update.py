@@ -6,7 +6,6 @@ memory once.
 """
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 from typing import Any, TypeVar
@@ -15,9 +14,16 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
-from tqdm import tqdm
 
-from lib.devices import compiles
+from lib.devices import compiles, first_line
+from lib.gpu_checks import (
+    compiled_for_gpu,
+    fastest_update,
+    fault_of_choices,
+    leave_out,
+    say,
+    usable_dtype,
+)
 from lib.transfer import is_asynchronous
 
 Weights = dict[str, torch.Tensor]
@@ -48,7 +54,7 @@ class MixedWeights:
 
     Args:
         network: gives the weights, and uses the copies.
-        dtype: of the copies.
+        dtype: of the copies; float32 if a GPU gets bfloat16 wrong.
         learning_rate: of Adam.
         epsilon: of Adam; a larger one damps steps where gradients are small.
         exact: beginnings of names; the copies of these weights stay in float32.
@@ -63,6 +69,7 @@ class MixedWeights:
         exact: tuple[str, ...] = (),
     ) -> None:
         self.network = network
+        self.dtype = dtype = usable_dtype(network, dtype, exact)
         self.epsilon = epsilon
         device = next(network.parameters()).device
         # Tensors: a compiled or captured update then finds their newest values.
@@ -81,6 +88,13 @@ class MixedWeights:
     def __call__(self, compute: Weights, states: torch.Tensor) -> torch.Tensor:
         """The values of the network with these weights."""
         return functional_call(self.network, compute, (states,))
+
+    @property
+    def changing(self) -> list[torch.Tensor]:
+        """Everything that an update changes."""
+        parts = [*self._parts().values(), self.compute]
+        tensors = [tensor for part in parts for tensor in part.values()]
+        return [*tensors, self.learning_rate, self.gradient_norm]
 
     def state_dict(self) -> dict[str, Weights]:
         """For a checkpoint; a network of the same class can load its ``weights``."""
@@ -154,7 +168,7 @@ class CapturedForward:
 
     Without the graph, the CPU takes longer to launch the twenty or so kernels than the GPU takes
     to run them. If there are fewer states than places, old states fill the other places, which
-    costs no time on a GPU.
+    costs no time on a GPU. If the graph gives something else, it is left out.
 
     Args:
         function: maps states, uint8 (n, stack, height, width), to a tensor or several, (n, ...).
@@ -170,78 +184,104 @@ class CapturedForward:
     ) -> None:
         self._function, self._device = function, device
         self._shape = states_shape
-        self._replay: Callable[[], Any] | None = None
+        self._call = None if is_asynchronous(device) else function
 
     def __call__(self, states: torch.Tensor) -> Any:
         """The function's result; on the GPU the next call overwrites it."""
-        if not is_asynchronous(self._device):
-            return self._function(states)
-        if self._replay is None:
-            place = torch.zeros(self._shape, dtype=torch.uint8, device=self._device)
-            self._states = place
-            self._replay = captured(lambda: self._function(place))
-        self._states[: len(states)].copy_(states)
-        return tree_map(lambda result: result[: len(states)], self._replay())
+        if self._call is None:
+            self._call = self._capture(states)
+        return self._call(states)
+
+    def _capture(self, states: torch.Tensor) -> Callable[[torch.Tensor], Any]:
+        """The function as a CUDA graph, or as it is if that fails on these states."""
+        place = torch.zeros(self._shape, dtype=torch.uint8, device=self._device)
+        try:
+            replay = captured(lambda: self._function(place))
+
+            def call(states: torch.Tensor) -> Any:
+                place[: len(states)].copy_(states)
+                return tree_map(lambda result: result[: len(states)], replay())
+
+            fault = fault_of_choices(self._function, call, states)
+        except Exception as error:  # whatever it is: what the function itself raises, it will again
+            leave_out("the CUDA graph that chooses actions", error)
+            return self._function
+        if fault:
+            leave_out("the CUDA graph that chooses actions", fault)
+            return self._function
+        return call
 
 
 class CompiledUpdate:
     """An update, compiled, and on the GPU recorded once and replayed as one CUDA graph.
 
-    If it cannot be compiled, e.g. without a C++ compiler, it runs uncompiled.
+    If it cannot be compiled, e.g. without a C++ compiler, it runs uncompiled. On the GPU both are
+    compared with the update as it is before they are trusted, see ``lib.gpu_checks``.
 
     The update must read only tensors that stay in their place, and must not wait for the device.
 
     Args:
         update: returns the loss.
         device: where it computes.
+        net: what it learns. Without it nothing can be compared, so nothing is captured.
+        others: whatever else it changes.
     """
 
-    def __init__(self, update: Callable[[], torch.Tensor], device: torch.device) -> None:
+    def __init__(
+        self,
+        update: Callable[[], torch.Tensor],
+        device: torch.device,
+        net: MixedWeights | None = None,
+        *others: torch.Tensor,
+    ) -> None:
         self._update, self._device = update, device
-        self._call = torch.compile(update, fullgraph=True) if compiles(device) else update
+        self._net, self._others = net, others
+        self._on_cpu = compiles(device) and not is_asynchronous(device)
+        self._call = torch.compile(update, fullgraph=True) if self._on_cpu else update
 
     def ready_for(self, turns: Iterable[None]) -> Iterator[None]:
         """Yield as ``turns`` does, but compile and capture before the first update.
 
-        So the time for this counts as wall clock, but not as time of the first update. Compiling
-        and capturing make a few updates.
+        So the time for this counts as wall clock, but not as time of the first update. On the CPU
+        compiling makes an update; on the GPU nothing is learned by it.
         """
         ready = False
         for _ in turns:
             if not ready:
-                if compiles(self._device):
+                if self._on_cpu:
                     self._compile()
-                if is_asynchronous(self._device):
-                    self._call = captured(self._call)
+                elif self._net and is_asynchronous(self._device):
+                    self._call = self._fastest(self._net)
                 ready = True
             yield
+
+    def _fastest(self, net: MixedWeights) -> Callable[[], torch.Tensor]:
+        """The update, compiled and captured as far as that works on this GPU."""
+        ways: dict[str, Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]] = {
+            "the compiled update": lambda update: compiled_for_gpu(update, self._device),
+            "the CUDA graph of the update": captured,
+        }
+        return fastest_update(self._update, self._device, net, self._others, ways)
 
     def _compile(self) -> None:
         """Compile by making the first update; if that fails, say so and run uncompiled."""
         from torch._dynamo.exc import ShortenTraceback  # the compiler's own errors; a slow import
 
         cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its cache")  # set by the compiler
-        _say(f"compiling the update: up to a minute, or seconds if {cache} has it already")
+        say(f"compiling the update: up to a minute, or seconds if {cache} has it already")
         begin = perf_counter()
         try:
             self._call()
         except ShortenTraceback as error:
-            lines = [line for line in str(error).strip().splitlines() if "raised:" not in line]
-            reason = next((line for line in lines if "error: " in line), lines[0]).strip()
-            _say(
+            say(
                 "the update cannot be compiled, so it is slower (compiling needs g++, clang or cl, "
-                f"and Python's headers): {reason}"
+                f"and Python's headers): {first_line(error)}"
             )
             self._call = self._update
             self._call()
         else:
-            _say(f"compiled the update in {perf_counter() - begin:.1f} seconds")
+            say(f"compiled the update in {perf_counter() - begin:.1f} seconds")
 
     def __call__(self) -> torch.Tensor:
         """Make an update; returns the loss, on its device."""
         return self._call().clone()  # the next replay writes it into the same place
-
-
-def _say(line: str) -> None:
-    tqdm.write(line)  # above the live bar
-    sys.stdout.flush()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from lib.experience import Episode, Schedule
+from lib.gpu_checks import plays_games as plays_games
 from lib.transfer import Download
 
 

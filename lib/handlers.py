@@ -52,6 +52,7 @@ def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, learned: dict[s
     stop_at(engine, run.hyperparams.max_frames)
     stop_on_signals(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon)
+    engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
     console = Console(run)
     console.attach(engine)
     watch_other_programs(engine, run, console)

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -26,7 +27,10 @@ from typing import Any, Self
 import torch
 from torch import multiprocessing, nn
 
+from lib.arguments import PlayerOptions
+from lib.devices import first_line
 from lib.experience import Transition
+from lib.gpu_checks import leave_out
 from lib.run import Failure, describe_device_error, prepare_torch
 from lib.transfer import is_asynchronous
 
@@ -36,7 +40,8 @@ SHARED_MEMORY = Path("/dev/shm")
 START_SECONDS = 120.0  # for its first transition, if the time limit is shorter
 
 
-NO_SHARING = "; memory of this GPU cannot be shared: use --play-device cpu"
+class Refused(str):
+    """What a player sends that could not open the trainer's memory: why."""
 
 
 class ExperienceQueue:
@@ -74,7 +79,8 @@ class Player:
             with the queue and ``args``. Its exceptions become the trainer's ``Failure``.
         args: passed to ``play``. Networks in it share their weights with the trainer: in shared
             memory on the CPU, through CUDA IPC on the GPU. If a network is on the GPU and the
-            player acts on the CPU, the player gets the copy of a ``Mirror``.
+            player acts on the CPU, the player gets the copy of a ``Mirror``. If the system
+            refuses to share the GPU's memory, as WSL2 does, the player acts on the CPU, too.
         bound: how many transitions the player may be ahead.
         seed: of the player's process.
         timeout: seconds without a transition after which the player counts as lost.
@@ -93,8 +99,18 @@ class Player:
         self.bound, self.timeout = bound, timeout
         self._play, self._args, self._seed = play, args, seed
         self._device = torch.device(device)
+        self._shares_gpu = False
 
     def __enter__(self) -> Self:
+        try:
+            self._start()
+        except RuntimeError as error:
+            if not self._shares_gpu:
+                raise
+            self._start_on_cpu(first_line(error))
+        return self
+
+    def _start(self) -> None:
         self._mirrors: list[Mirror] = []
         args = tuple(map(self._handed_over, self._args))
         self._shares_gpu = any(map(_is_on_gpu, args))
@@ -106,14 +122,21 @@ class Player:
             name="player",
             daemon=True,  # never outlives the trainer
         )
-        try:
-            self.process.start()
-        except RuntimeError as error:
-            if self._shares_gpu:
-                raise Failure(f"{_first_line(error)}{NO_SHARING}") from None
-            raise
+        self.process.start()
         theirs.close()  # now the player alone holds this end, so its death ends the pipe
-        return self
+
+    def _start_on_cpu(self, reason: str) -> None:
+        """Start again, with a player that needs no memory of the GPU, as --play-device cpu does."""
+        leave_out("the player on the GPU, it acts on the CPU", reason)
+        self._pipe.close()
+        if self.process.is_alive():
+            self.process.join(EXIT_SECONDS)
+        self._device = torch.device("cpu")
+        self._args = tuple(
+            replace(arg, play_device="cpu") if isinstance(arg, PlayerOptions) else arg
+            for arg in self._args
+        )
+        self._start()
 
     def _handed_over(self, arg: Any) -> Any:
         """The argument as the player gets it."""
@@ -142,6 +165,10 @@ class Player:
             try:
                 while self._pipe.poll(0 if taken else WAIT_SECONDS):
                     message = self._pipe.recv()
+                    if isinstance(message, Refused):
+                        self._start_on_cpu(message)
+                        deadline = time.monotonic() + max(self.timeout, START_SECONDS)
+                        continue
                     if isinstance(message, str):
                         raise Failure(f"the player failed: {message}")
                     taken.append(message)
@@ -249,10 +276,10 @@ def _run_player(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the trainer decides
     prepare_torch(seed)
     torch.set_num_threads(1)  # one state at a time needs no more; the trainer needs the cores
-    exit_code, hint = 0, NO_SHARING if shares_gpu else ""
+    exit_code, opened = 0, False
     try:
         args = packed.unpack()
-        hint = ""
+        opened = True
         play(ExperienceQueue(pipe, bound), *args)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer has ended
@@ -260,8 +287,9 @@ def _run_player(
         exit_code = 1
         place = traceback.extract_tb(error.__traceback__)[-1]
         told = describe_device_error(error) or " ".join(str(error).split())
-        message = f"{type(error).__name__}: {told}{hint}"
-        pipe.send(f"{message} ({Path(place.filename).name}, line {place.lineno})")
+        at = f"{Path(place.filename).name}, line {place.lineno}"
+        message = f"{type(error).__name__}: {told} ({at})"
+        pipe.send(Refused(message) if shares_gpu and not opened else message)
     if shares_gpu:
         args = ()
         gc.collect()  # releases the trainer's memory
@@ -278,7 +306,3 @@ def remove_leftovers(trainer: BaseProcess) -> None:
     if wait([trainer.sentinel], timeout=0.1):
         for file in SHARED_MEMORY.glob(f"torch_{trainer.pid}_*"):
             file.unlink(missing_ok=True)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]

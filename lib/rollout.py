@@ -47,9 +47,9 @@ class Rollout:
         self._rewards = torch.zeros((length, n), device=device)
         self._ended = torch.zeros((length, n), device=device)
         self._values = torch.zeros((length + 1, n), device=device)
-        # A random order of the frames, and the place in it of the next sample.
+        # A random order of the frames, and the place in it of the next sample. Sampling moves it.
         self._order = torch.zeros(length * n, dtype=torch.int64, device=device)
-        self._next = torch.zeros((), dtype=torch.int64, device=device)
+        self.position = torch.zeros((), dtype=torch.int64, device=device)
         self._step = 0
         self.complete = False  # a finished rollout exists
         self.past = Targets(
@@ -76,7 +76,7 @@ class Rollout:
             self.past.actions.copy_(self._actions.flatten())
             self.past.returns.copy_(returns.flatten())
             torch.randperm(len(self), out=self._order)
-            self._next.zero_()
+            self.position.zero_()
             self._values[0] = values
             self._step = 0
             self.complete = True
@@ -92,20 +92,20 @@ class Rollout:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the finished rollout."""
-        past = dict(self.past._asdict())
-        return {"past": past, "order": self._order, "next": self._next, "complete": self.complete}
+        past, position = dict(self.past._asdict()), self.position
+        return {"past": past, "order": self._order, "next": position, "complete": self.complete}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the finished rollout; a new one begins."""
         for mine, kept in zip(self.past, state["past"].values(), strict=True):
             mine.copy_(kept)
         self._order.copy_(state["order"])
-        self._next.copy_(state["next"])
+        self.position.copy_(state["next"])
         self.complete = state["complete"]
 
     def sample(self, batch_size: int) -> Targets:
         """The next frames of the finished rollout, in a random order that repeats at its end."""
-        places = self._next + torch.arange(batch_size, device=self._next.device)
-        self._next.add_(batch_size)
+        places = self.position + torch.arange(batch_size, device=self.position.device)
+        self.position.add_(batch_size)
         drawn = self._order[places % len(self)]
         return Targets(*(rows(tensor, drawn) for tensor in self.past))

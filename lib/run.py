@@ -30,7 +30,9 @@ from lib.checkpoints import CheckpointError, read_latest
 from lib.columns import summarize
 from lib.devices import cores
 from lib.folder_lock import hold
+from lib.gpu_checks import left_out
 from lib.other_programs import OtherPrograms
+from lib.transfer import is_asynchronous
 
 LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
@@ -55,11 +57,21 @@ class Run(Generic[Options]):
     checkpoint: dict[str, Any] | None = None  # the one to resume from
     signal: int | None = field(default=None)  # the signal that ended the run
     other_programs: OtherPrograms = field(default_factory=OtherPrograms)
+    settings: dict[str, Any] = field(default_factory=dict)  # to be written, see write_settings
 
     @property
     def frames_before(self) -> int:
         """Frames played before the checkpoint that this run resumes from; 0 in a new run."""
         return self.checkpoint["progress"]["frames"] if self.checkpoint else 0
+
+    def write_settings(self) -> None:
+        """List the run in TensorBoard's HPARAMS tab, with what was left out until now; once."""
+        if self.settings:
+            parts = "; ".join([*self.hyperparams.remarks(), *left_out])
+            columns, begin, _ = summarize(self.settings | {"left_out": parts})
+            for summary in (columns, begin):
+                self.tensorboard.writer.file_writer.add_summary(summary)
+            self.settings = {}
 
     def autocast(self) -> torch.autocast:
         """bfloat16 where it is safe, if ``--amp`` was given."""
@@ -109,12 +121,15 @@ def launch(
         with TensorboardLogger(folder, flush_secs=5) as tensorboard:
             run = Run(hyperparams, device, folder, tensorboard, script, checkpoint)
             settings = asdict(hyperparams) | {"script": script} | machine
-            columns, begin, end = summarize(settings)
-            if not checkpoint:
-                for summary in (columns, begin):  # an unfinished run is listed, too
-                    tensorboard.writer.file_writer.add_summary(summary)
+            *_, end = summarize(settings)
+            run.settings = {} if checkpoint else settings
             del checkpoint  # the run has it, and drops it when it has started
-            state = train(hyperparams, run)
+            if not is_asynchronous(device):
+                run.write_settings()  # an unfinished run is listed, too
+            try:  # on a GPU when training begins, and all is checked
+                state = train(hyperparams, run)
+            finally:
+                run.write_settings()
             outcome = describe_outcome(state)
             for name, value in outcome.items():
                 if math.isfinite(value):  # avg_reward is not, before the first episode

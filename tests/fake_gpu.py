@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule as BackendModule
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from lib import transfer
+from lib import devices, gpu_checks, transfer
 
 NAME = "fakegpu"
 ROOT = Path(__file__).parent.parent
@@ -291,10 +291,13 @@ _setup_privateuseone_for_python_backend(NAME, gpu)
 
 @contextlib.contextmanager
 def in_place_of_cuda() -> Iterator[FakeGpu]:
-    """Within, the project takes the fake for an NVIDIA GPU, and compiles nothing."""
+    """Within, the project takes the fake for an H100, and compiles nothing."""
     gpu.restart()
+    gpu_checks.left_out.clear()
     with pytest.MonkeyPatch.context() as patch, Everything():
         patch.setattr(transfer, "ASYNCHRONOUS", (NAME,))
+        patch.setattr(devices, "find_spec", lambda name: name)  # Triton is installed
+        patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         patch.setattr(torch, "compile", lambda function, **_: function)
         patch.setattr(torch.cuda, "Stream", FakeStream)
         patch.setattr(torch.cuda, "Event", FakeEvent)

@@ -22,10 +22,11 @@ from test_rungs import QUICK, children, is_player, start, wait_until_gone
 from torch.func import grad_and_value
 
 from lib.checkpoints import find_checkpoint, read_checkpoint
-from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights
+from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, captured
 from lib.device_replay import DeviceReplayBuffer
 from lib.dqn_model import DQN, adam
 from lib.experience import Transition
+from lib.gpu_checks import left_out
 from lib.loss import bellman_loss
 from lib.player import Mirror
 from lib.replay_buffer import Batch, ReplayBuffer
@@ -107,10 +108,12 @@ def make_update(dtype: torch.dtype) -> tuple[Any, DeviceReplayBuffer, MixedWeigh
     return update, buffer, net
 
 
-def ready(update: Any) -> CompiledUpdate:
-    """The update, compiled and captured."""
-    learn = CompiledUpdate(update, CUDA)
+def ready(update: Any, net: MixedWeights) -> CompiledUpdate:
+    """The update, compiled and captured, and nothing of that left out."""
+    left_out.clear()
+    learn = CompiledUpdate(update, CUDA, net)
     next(learn.ready_for(iter([None])))
+    assert left_out == []
     return learn
 
 
@@ -123,9 +126,9 @@ def test_replays_of_a_captured_update_draw_different_rows():
         drawn.copy_(batch.states[:, -1].flatten(1).long().sum(1))
         return batch.rewards.sum()
 
-    learn, seen = ready(sampling), set()
+    replay, seen = captured(torch.compile(sampling, fullgraph=True)), set()
     for _ in range(5):
-        learn()
+        replay()
         seen.add(tuple(drawn.tolist()))
     assert len(seen) == 5
 
@@ -138,16 +141,10 @@ def test_a_captured_update_learns_what_the_eager_one_learns(dtype, error):
         update, buffer, net = make_update(dtype)
         rows = torch.arange(32, device=CUDA)
         buffer.sample = lambda _, buffer=buffer, rows=rows: buffer.gather(rows)
-        before = {name: weight.clone() for name, weight in net.weights.items()}
-        call = ready(update) if captures else update
-        with torch.no_grad():  # what compiling and capturing have learned is taken back
-            for name, weight in net.weights.items():
-                weight.copy_(before[name])
-                net.compute[name].copy_(weight)
-                net.means[name].zero_()
-                net.squares[name].zero_()
-            net.mean_decay.fill_(1)
-            net.square_decay.fill_(1)
+        before = [tensor.detach().clone() for tensor in net.changing]
+        call = ready(update, net) if captures else update
+        for tensor, kept in zip(net.changing, before, strict=True):
+            assert torch.equal(tensor.detach(), kept)
         losses.append([call().item() for _ in range(5)])
     assert losses[0] == pytest.approx(losses[1], rel=error)
     assert losses[0][0] > losses[0][-1]
@@ -183,6 +180,7 @@ def test_every_rung_trains(script, tmp_path):
     result = run_rung(script, tmp_path, *flags, timeout=400)
     assert result.returncode == 0, result.stderr
     assert " device cuda" in result.stdout
+    assert "left out" not in result.stdout
     assert read_events(tmp_path).Scalars("outcome/frames")[0].value >= 3_000
 
 
