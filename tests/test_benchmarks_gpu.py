@@ -7,6 +7,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.__main__ import main
+from benchmarks.gpu import check
 from benchmarks.gpu.steps import Step
 
 
@@ -70,6 +71,38 @@ def test_the_summary_is_written_after_each_step(planned, tmp_path):
 def test_without_a_gpu_it_is_one_line(tmp_path, capsys):
     assert main(["gpu", "--out", str(tmp_path)]) == 2
     assert "--rehearse" in capsys.readouterr().err
+
+
+PROGRAMS = {
+    "left": "print('left out: a | b: why\\nsolved after 1; avg_reward nan, 1,234.5 FPS')",
+    "fails": "raise SystemExit('03: failed: no memory')",
+    "hangs": "while True: pass",
+}
+
+
+def test_a_check_is_a_page_whatever_comes_of_the_rungs(monkeypatch, tmp_path, capsys):
+    for name, program in PROGRAMS.items():
+        (tmp_path / f"{name}.py").write_text(program)
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    page = ""
+    for names, seconds in ((("left", "fails"), 60), (("hangs",), 0.5)):
+        monkeypatch.setattr(check, "RUNGS", dict.fromkeys(names, ()))
+        monkeypatch.setattr(check, "SECONDS", seconds)
+        assert call(tmp_path, "--check") == 1
+        page += (tmp_path / "check.md").read_text()
+    assert page.splitlines()[-1] in capsys.readouterr().out
+    assert f"torch {torch.__version__}" in page
+    assert "| left | done | 1,234.5 | left out: a / b: why; solved after" in page
+    assert "| fails | exit code 1 |  | 03: failed: no memory |" in page
+    assert "| hangs | stopped after" in page
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_check_without_a_gpu_says_why(tmp_path):
+    assert main(["gpu", "--check", "--out", str(tmp_path)]) == 1
+    assert (
+        f"No rung ran: torch {torch.__version__} cannot use" in (tmp_path / "check.md").read_text()
+    )
 
 
 def test_a_rehearsal_of_a_real_step(tmp_path):

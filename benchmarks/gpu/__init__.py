@@ -6,6 +6,7 @@ the others; one for which there is no time left is left out, and none takes more
 what is left. Started once more with the same
 --out it does not repeat runs of rungs that are complete.
 
+    python -m benchmarks gpu --check               first: a page about this GPU in three minutes
     python -m benchmarks gpu --out results/h200
     python -m benchmarks gpu --minutes 10
     python -m benchmarks gpu --rehearse            the same, tiny, and on the CPU if need be
@@ -25,6 +26,7 @@ import torch
 
 from benchmarks import UserError
 from benchmarks.arguments import add_out, positive
+from benchmarks.gpu.check import check
 from benchmarks.gpu.steps import STEPS, Step, steps
 from benchmarks.report import join_machine, output_folder, write_table
 from benchmarks.runner import ROOT
@@ -66,11 +68,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="make every step tiny; on the CPU if there is no GPU",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="only find out in three minutes what works here, and write a page to send",
+    )
     add_out(parser, "runs/gpu")
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the steps, and write what came of each."""
+    if args.check:
+        return check(output_folder(args.out).resolve(), "cpu" if args.rehearse else "cuda")
     gpu = torch.cuda.is_available()
     if not gpu and not args.rehearse:
         raise UserError("torch finds no usable GPU here (--rehearse needs none)")
