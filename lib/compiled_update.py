@@ -152,9 +152,13 @@ def captured(function: Callable[[], Result]) -> Callable[[], Result]:
         for _ in range(3):
             function()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = function()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph):
+            result = function()
+    except Exception as error:
+        torch.cuda.set_stream(stream)  # if a capture ends in an error, torch stays on its stream
+        raise error.__context__ or error from None  # what broke the capture, not that it is broken
 
     def replay() -> Result:
         graph.replay()

@@ -302,6 +302,7 @@ def in_place_of_cuda() -> Iterator[FakeGpu]:
         patch.setattr(torch.cuda, "Stream", FakeStream)
         patch.setattr(torch.cuda, "Event", FakeEvent)
         patch.setattr(torch.cuda, "current_stream", FakeStream)
+        patch.setattr(torch.cuda, "set_stream", lambda stream: None)
         patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
         patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
         patch.setattr(torch.cuda, "graph", FakeGraph.capture)

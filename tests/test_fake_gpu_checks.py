@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import NAME, FakeGraph, GpuTensor, _no_sharing, aten, gpu, in_place_of_cuda
+from fake_gpu import (
+    NAME,
+    FakeGraph,
+    FakeStream,
+    GpuTensor,
+    _no_sharing,
+    aten,
+    gpu,
+    in_place_of_cuda,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from test_fake_gpu import PongOnGpu, load, train
@@ -251,6 +260,32 @@ def test_a_player_that_cannot_share_acts_on_the_cpu(failure, tmp_path, capfd):
     assert seen.waits == set()  # a Mirror refreshes the player's weights
     captured = capfd.readouterr()
     assert_said(failure, captured.out + captured.err, tmp_path)
+
+
+@contextlib.contextmanager
+def broken_at_its_end(graph: FakeGraph) -> Iterator[None]:
+    """As torch ends a capture that was broken."""
+    try:
+        yield
+    finally:
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+def test_what_broke_a_capture_is_told_and_its_stream_is_left():
+    streams: list[Any] = []
+
+    def waits() -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    with in_place_of_cuda(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "graph", broken_at_its_end)
+        before = FakeStream()
+        patch.setattr(torch.cuda, "current_stream", lambda: before)
+        patch.setattr(torch.cuda, "set_stream", streams.append)
+        calls = iter([int, int, int, waits])  # three to warm up, and the capture
+        with pytest.raises(RuntimeError, match="not permitted"):
+            compiled_update.captured(lambda: next(calls)())
+    assert streams == [before]
 
 
 def test_checks_change_nothing_that_is_learned(capsys):
