@@ -1,6 +1,6 @@
-"""Measure the ladder: run rungs and techniques, and write tables and figures.
+"""Measure the ladder: run rungs and techniques, and write tables and charts.
 
-From a clean clone to your own table and figures:
+From a clean clone to your own table and chart:
 
     python -m benchmarks ladder --run-dir runs/mine
     python -m benchmarks table runs/mine
@@ -19,18 +19,16 @@ from benchmarks import Failed, UserError
 # Modules of this package; only the chosen one is imported, so that --help and table are quick.
 COMMANDS = {
     "ladder": "run the rungs, one after another, for their FPS or until they solve Pong",
-    "table": "write the table and the figures of runs, from their TensorBoard events",
-    "compare": "put any runs from any folders side by side: one table, one figure",
-    "sweep": "change a single setting, with a table and a figure",
+    "table": "write one table and one chart of runs, from their TensorBoard events",
+    "sweep": "change a single setting, the number of players among them",
     "techniques": "measure each optimisation by itself on the same network and data",
     "breakdown": "show where the time of an iteration goes, and what limits the rung",
-    "cluster": "measure players on Ray, and what one learner takes in from many",
-    "gpu": "use an hour on a rented GPU: tests, FPS, records, the most useful first",
+    "waits": "say by line where the CPU waits for the GPU while a rung trains",
+    "emulator": "time the emulator beside ALE's and EnvPool's, and what translating buys",
+    "cluster": "measure what one learner takes in from many players, and what a lost node costs",
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
-    "console": "measure the console of emulator beside ALE's and EnvPool's vector environments",
-    "console-campaign": "compare a million frames of the console of emulator with ALE's",
-    "interpreter": "time a frame of Pong interpreted, translated with a switch, and structured",
-    "screenshot": "take pictures of TensorBoard with your runs",
+    "gpu": "use an hour on a rented GPU: tests, FPS, records, the most useful first",
+    "console-campaign": "compare a million frames of the emulator with ALE's",
 }
 
 

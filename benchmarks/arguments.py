@@ -52,7 +52,7 @@ def add_out(parser: argparse.ArgumentParser, default: str) -> None:
         type=Path,
         default=Path(default),
         metavar="FOLDER",
-        help="where tables and figures are written (default: %(default)s)",
+        help="where the results are written (default: %(default)s)",
     )
 
 

@@ -27,10 +27,10 @@ from ale_py import ALEInterface, AtariVectorEnv, LoggerMode, roms
 from gymnasium.vector import AutoresetMode
 from tqdm import tqdm
 
-from benchmarks import Failed, calibration
+from benchmarks import Failed
 from benchmarks.arguments import add_counts, add_out
+from benchmarks.report import commit as told_commit
 from benchmarks.report import join_machine, output_folder, write_table
-from benchmarks.runner import ROOT
 from emulator import PongVectorEnv
 from emulator.games import draw_game, reset_games, scratch, step_games
 from emulator.pong import FIRE, LEFT, NOOP, POINTS_A, RIGHT, new_game
@@ -328,7 +328,7 @@ def _campaign(args: argparse.Namespace) -> Iterator[Tally]:
 
 def _write(out: Path, tallies: list[Tally], seconds: float) -> None:
     machine = describe_machine(torch.device("cpu")) | {"numba": numba.__version__}
-    commit = calibration.commit(ROOT)
+    commit = told_commit()
     record = {"machine": machine, "commit": commit, "runs": [asdict(tally) for tally in tallies]}
     (out / "campaign.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     rows = []

@@ -17,22 +17,23 @@ To choose a setting, many short runs say more than a few long ones:
 
     python -m benchmarks ladder --rungs 07 --solve --max-frames 400000 --seeds 0-9
     python -m benchmarks ladder --rungs 07 --solve --max-frames 400000 --seeds 0-9 -- --gamma 0.99
-    python -m benchmarks compare runs/ladder                  reward by 100,000 frames
+    python -m benchmarks table runs/ladder --every 100000     reward by 100,000 frames
 
-The table and the figures: python -m benchmarks table RUN_DIR
+A rung that needs what is not installed is left out. The table: python -m benchmarks table RUN_DIR
 """
 
 import argparse
 from pathlib import Path
 
 from benchmarks import UserError
-from benchmarks.published import BASELINE
 from benchmarks.runner import (
+    BASELINE,
     Job,
     add_run_arguments,
     chosen_seeds,
     common_flags,
     find_rungs,
+    missing,
     run_suite,
 )
 
@@ -59,14 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the chosen rungs."""
     flags = common_flags(args) + args.rung_flags
-    scripts = choose(args.rungs)
+    scripts = installed(choose(args.rungs))
     jobs: list[Job] = []
     for seed in chosen_seeds(args):
         if args.beside_01:
             jobs.append(Job(find_rungs()[BASELINE], seed, flags_beside(args)))
         jobs += [Job(script, seed, flags) for script in scripts]
-    failures = run_suite(jobs, args.run_dir, args.calibration)
-    print(f"the table and the figures: python -m benchmarks table {args.run_dir}")
+    failures = run_suite(jobs, args.run_dir)
+    print(f"the table: python -m benchmarks table {args.run_dir}")
     return 1 if failures else 0
 
 
@@ -84,3 +85,13 @@ def choose(beginnings: list[str] | None) -> list[Path]:
             raise UserError(f"--rungs {beginning}: there are only {', '.join(rungs)}")
     chosen = tuple(beginnings or [""])
     return [path for name, path in rungs.items() if name.startswith(chosen)]
+
+
+def installed(scripts: list[Path]) -> list[Path]:
+    """The rungs that can run here; the others are named."""
+    lacking = {script: problem for script in scripts if (problem := missing(script.stem))}
+    for script, problem in lacking.items():
+        print(f"{script.stem} is left out: {problem}")
+    if len(lacking) == len(scripts):
+        raise UserError("none of the rungs can run here")
+    return [script for script in scripts if script not in lacking]

@@ -1,6 +1,6 @@
 """Runs as read from their TensorBoard events, finished or not."""
 
-from collections.abc import Iterator
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.metadata import PLUGIN_NAME, SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from benchmarks import calibration
-from benchmarks.calibration import Calibration
 from benchmarks.report import HARDWARE, LIBRARIES
 
+COMMIT = "commit.txt"  # beside the events of a run that ``ladder`` or ``sweep`` started
+CALIBRATION = "calibration.json"  # where older runs have their commit
 # Settings that say where a run is kept, and how, but not what it does.
 UNIMPORTANT = ("run_dir", "resume", "checkpoint_every", "checkpoint_replay")
 Setting = str | float  # TensorBoard keeps every number as a float, and flags as 0 and 1
@@ -48,7 +48,7 @@ class Record:
     solved: bool
     finished: bool  # solved, or the frame limit was reached; an interrupted run is neither
     started: float  # seconds since 1970
-    calibration: Calibration | None  # None: nothing was measured around the run
+    commit: str  # of the code, "-dirty" if it was changed since; "": not told
 
     @property
     def bar(self) -> float:
@@ -101,12 +101,20 @@ def read_record(folder: Path) -> Record | None:
         solved=solved,
         finished="frames" in outcome and (solved or 0 < limit <= frames),
         started=events.FirstEventTimestamp(),
-        calibration=calibration.read(folder),
+        commit=_commit(folder),
     )
 
 
-def _run_folders(folder: Path) -> Iterator[Path]:
-    yield from sorted({file.parent for file in folder.rglob("events.out.tfevents.*")})
+def _run_folders(folder: Path) -> list[Path]:
+    return sorted({file.parent for file in folder.rglob("events.out.tfevents.*")})
+
+
+def _commit(folder: Path) -> str:
+    if (told := folder / COMMIT).exists():
+        return told.read_text(encoding="utf-8").strip()
+    if (told := folder / CALIBRATION).exists():
+        return json.loads(told.read_text(encoding="utf-8"))["commit"]
+    return ""
 
 
 def _hparams(events: EventAccumulator) -> dict[str, Setting]:

@@ -1,24 +1,27 @@
-"""Tables as Markdown and CSV, and the line that says what machine they come from."""
+"""Tables as Markdown and CSV, and the line that says where something was measured."""
 
 import csv
 import statistics
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import UserError
 
+ROOT = Path(__file__).resolve().parent.parent
 # What describes a machine, in the order of a sentence; everything else is a library's version.
 HARDWARE = ("device", "gpu", "cpu", "cores", "threads")
-LIBRARIES = ("python", "torch", "gymnasium", "ale_py", "cv2", "ignite", "numpy")
+LIBRARIES = ("python", "torch", "gymnasium", "ale_py", "cv2", "ignite", "numpy", "numba", "envpool")
+Machine = Mapping[str, str | int | float]  # as ``lib.run.describe_machine`` gives it
 
 
 def write_table(
     path_without_suffix: Path,
     title: str,
-    header: list[str],
-    rows: list[list[str]],
-    notes: list[str],
-) -> None:
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+) -> str:
     """Write a table as Markdown, with its title and notes, and as bare CSV.
 
     Args:
@@ -27,21 +30,30 @@ def write_table(
         header: the names of the columns, with their units.
         rows: the cells as they should read.
         notes: a line each above the table: the machine, the seeds, what to know.
+
+    Returns:
+        The Markdown, to be printed.
     """
     path_without_suffix.parent.mkdir(parents=True, exist_ok=True)
     text = markdown(title, header, rows, notes)
     Path(f"{path_without_suffix}.md").write_text(text, encoding="utf-8")
-    with open(f"{path_without_suffix}.csv", "w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    write_csv(Path(f"{path_without_suffix}.csv"), [header, *rows])
+    return text
 
 
-def markdown(title: str, header: list[str], rows: list[list[str]], notes: list[str]) -> str:
-    """The same table as text."""
-    lines = [f"# {title}", ""]
-    for note in notes:
-        lines += [f"- {note}"]
-    lines += ["", _line(header), _line(["---"] * len(header)), *map(_line, rows)]
-    return "\n".join(lines) + "\n"
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write rows, the header first."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def markdown(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]
+) -> str:
+    """A table as text."""
+    table = [header, ["---"] * len(header), *rows]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
+    return "\n".join([f"# {title}", "", *(f"- {note}" for note in notes), "", *lines]) + "\n"
 
 
 def output_folder(path: Path) -> Path:
@@ -53,15 +65,19 @@ def output_folder(path: Path) -> Path:
     return path
 
 
-def join_machine(machine: Mapping[str, str | int | float]) -> str:
-    """A machine, as ``lib.run.describe_machine`` gives it, in one line."""
-    hardware = [f"{name} {_number(machine[name])}" for name in HARDWARE if name in machine]
-    versions = [f"{name} {machine[name]}" for name in LIBRARIES if name in machine]
-    return ", ".join(hardware + versions)
+def here(machine: Machine) -> str:
+    """The line above what is measured now: the machine, its versions and the commit."""
+    return f"Machine: {join_machine(machine)}; commit {commit() or 'unknown'}"
 
 
-def short_machine(machine: Mapping[str, str | int | float]) -> str:
-    """As ``join_machine``, for the corner of a figure."""
+def join_machine(machine: Machine) -> str:
+    """A machine and its versions in one line."""
+    known = [name for name in (*HARDWARE, *LIBRARIES) if name in machine]
+    return ", ".join(f"{name} {_number(machine[name])}" for name in known)
+
+
+def short_machine(machine: Machine) -> str:
+    """A machine for the corner of a chart."""
     return (
         f"{machine.get('device', '?')}; GPU {machine.get('gpu', '?')}; "
         f"CPU {machine.get('cpu', '?')}, {_number(machine.get('cores', '?'))} cores; "
@@ -69,20 +85,40 @@ def short_machine(machine: Mapping[str, str | int | float]) -> str:
     )
 
 
-def seeds_of(seeds: Iterable[int]) -> str:
-    """The seeds that were run, each once: ``seeds 0, 1, 2``."""
-    return "seeds " + ", ".join(str(seed) for seed in sorted(set(seeds)))
+def commit() -> str:
+    """The commit of this tree, with "-dirty" if files were changed since; "" without git."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""  # not a clone, or git is not installed: then nothing is known
+    return done.stdout.strip()
 
 
-def spread(values: Sequence[float]) -> str:
-    """Median, and the range where there is one: ``38.2 (37.0-39.1)``."""
+def in_rows(numbers: Iterable[int]) -> str:
+    """Whole numbers in order: ``0-2, 7``."""
+    rows: list[list[int]] = []
+    for number in sorted(numbers):
+        if rows and number == rows[-1][-1] + 1:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    return ", ".join(f"{row[0]}-{row[-1]}" if len(row) > 1 else f"{row[0]}" for row in rows)
+
+
+def spread(values: Sequence[float], digits: int | None = None) -> str:
+    """Median, and the range where there is one: ``38.2 (37.0 to 39.1)``.
+
+    Args:
+        values: of repeated runs; none: an empty text.
+        digits: behind the point; None: one, none for medians of 100 and more.
+    """
     if not values:
         return ""
-    digits = 1 if statistics.median(values) < 100 else 0
-    middle, low, high = (
-        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
-    )
-    return middle if len(values) == 1 else f"{middle} ({low}-{high})"
+    middle = statistics.median(values)
+    digits = (1 if middle < 100 else 0) if digits is None else digits
+    middle, low, high = (f"{v:,.{digits}f}" for v in (middle, min(values), max(values)))
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def change(values: Sequence[float], base: Sequence[float]) -> str:
@@ -94,7 +130,3 @@ def change(values: Sequence[float], base: Sequence[float]) -> str:
 
 def _number(value: str | int | float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -17,12 +17,14 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from benchmarks import UserError, calibration
-from benchmarks.arguments import positive, seconds, seeds
-from benchmarks.calibration import Calibration, Speed
-from benchmarks.records import UNIMPORTANT, Record, Setting, read_records
+import emulator
+from benchmarks import UserError
+from benchmarks.arguments import positive, seeds
+from benchmarks.processes import started
+from benchmarks.records import COMMIT, UNIMPORTANT, Record, Setting, read_records
+from benchmarks.report import ROOT, commit
 
-ROOT = Path(__file__).resolve().parent.parent
+BASELINE, EMULATED, CLUSTER = "01_baseline", "08_recompiled_pong", "09_many_machines"
 FRAMES = 10_000
 REPLAY_INITIAL = 2_000
 REPLAY_FLAG = "--replay-initial"
@@ -37,6 +39,13 @@ PROGRESS = re.compile(r"avg_reward\s+(\S+)\s.*\bframes\s+([\d,]+)")
 def find_rungs() -> dict[str, Path]:
     """The rungs by name, in the order of the ladder."""
     return {path.stem: path for path in sorted(ROOT.glob("[0-9][0-9]_*.py"))}
+
+
+def missing(rung: str) -> str | None:
+    """What a rung needs and this machine has not, in one line; None if all is there."""
+    if rung == CLUSTER and importlib.util.find_spec("ray") is None:
+        return "Ray is not installed: pip install -r requirements-cluster.txt"
+    return emulator.missing() if rung == EMULATED else None
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
@@ -86,14 +95,6 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
         help=f"run the held-out seeds {HELD_OUT_SEEDS[0]} to {HELD_OUT_SEEDS[-1]}: once, after the "
         "settings are frozen, and published whatever the result",
     )
-    parser.add_argument(
-        "--calibration",
-        type=seconds,
-        default=calibration.SECONDS,
-        metavar="SECONDS",
-        help="before and after every run, measure how fast the machine does three fixed pieces of "
-        "work, for this long each; 0: do not (default: %(default)s)",
-    )
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
     parser.add_argument(
         "--run-dir",
@@ -130,8 +131,14 @@ def common_flags(args: argparse.Namespace) -> list[str]:
 
 
 def chosen_seeds(args: argparse.Namespace) -> list[int]:
-    """The requested seeds, each once, in order."""
+    """The requested seeds, each once, in order.
+
+    Raises:
+        UserError: held-out seeds, and nobody could tell later which code they ran.
+    """
     if args.held_out:
+        if commit().endswith("-dirty"):
+            raise UserError("--held-out: this tree has changes that are not committed")
         return list(HELD_OUT_SEEDS)
     return list(dict.fromkeys(seed for some in args.seeds for seed in some))
 
@@ -175,108 +182,65 @@ class Job:
         )
 
 
-def run_suite(jobs: Sequence[Job], run_dir: Path, calibration_seconds: float = 0.0) -> int:
+def run_suite(jobs: Sequence[Job], run_dir: Path) -> int:
     """Run what is not complete yet, in order.
 
     Args:
         jobs: the wanted runs.
         run_dir: where they are written.
-        calibration_seconds: of each measurement of the machine before and after a run; 0: none.
 
     Returns:
         How many runs failed.
     """
     records = read_records(run_dir)
-    missing = [job for job in jobs if not any(job.done_by(record) for record in records)]
-    if len(missing) < len(jobs):
-        print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are complete in {run_dir} already")
+    wanted = [job for job in jobs if not any(job.done_by(record) for record in records)]
+    if len(wanted) < len(jobs):
+        print(f"{len(jobs) - len(wanted)} of {len(jobs)} runs are complete in {run_dir} already")
     failures = 0
     # Smoothing 0: the time left follows from the whole suite, not from the last run alone.
     layout = "{desc} {n:.1f}/{total} runs |{bar}| {elapsed} passed, {remaining} left {postfix}"
     with (
-        tqdm(total=len(missing), smoothing=0, bar_format=layout, disable=None) as bar,
+        tqdm(total=len(wanted), smoothing=0, bar_format=layout, disable=None) as bar,
         _terminable(),
     ):
-        before = _calibrate(bar, calibration_seconds) if missing else None
-        for number, job in enumerate(missing):
+        for number, job in enumerate(wanted):
             bar.set_description_str(str(job))
             last_line, error = "", ""
-            folder = None
-            commit = calibration.commit(ROOT)
-            with _Program(job.command) as program:
-                for last_line in program.lines():
+            code = commit()
+            with (
+                tempfile.TemporaryFile("w+", errors="replace") as errors,
+                started(
+                    job.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+                ) as program,
+            ):
+                assert program.stdout is not None
+                for line in program.stdout:
+                    last_line = line.strip()
                     bar.n = number + _progress(last_line, job.settings or {})
                     bar.set_postfix_str(last_line[:60])
-                    if before and (found := RUN_FOLDER.fullmatch(last_line)):
-                        folder = Path(found[1])
-                        calibration.write(folder, Calibration(before, commit=commit))
-                error = program.problem()
-            after = _calibrate(bar, calibration_seconds)
-            if folder and before:
-                calibration.write(folder, Calibration(before, after, commit))
-            before = after  # nothing happens in between
+                    if found := RUN_FOLDER.fullmatch(last_line):
+                        Path(found[1], COMMIT).write_text(f"{code}\n", encoding="utf-8")
+                if program.wait():
+                    errors.seek(0)
+                    error = _problem(program.returncode, errors.read())
             bar.n = number + 1
             bar.refresh()
             failures += bool(error)
-            tqdm.write(f"[{number + 1}/{len(missing)}] {job}: {error or last_line}")
+            tqdm.write(f"[{number + 1}/{len(wanted)}] {job}: {error or last_line}")
             sys.stdout.flush()
     return failures
 
 
-def _calibrate(bar: tqdm, seconds: float) -> Speed | None:
-    if not seconds:
-        return None
-    bar.set_description_str("calibration")
-    bar.refresh()
-    return calibration.measure_speed(seconds)
+def runs_of(jobs: Sequence[Job], records: Sequence[Record]) -> list[Record]:
+    """The complete runs that these jobs would make."""
+    return [record for job in jobs for record in records if job.done_by(record)]
 
 
-class _Program:
-    """A running rung. It ends before the ``with`` does."""
-
-    def __init__(self, command: list[str]) -> None:
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, see __exit__
-        # In a process group of its own: a Ctrl-C of the terminal reaches us alone, and we pass
-        # it on once. A rung that gets a second one does not write its records.
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            errors="replace",
-            process_group=0,
-        )
-
-    def __enter__(self) -> "_Program":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        while self._process.poll() is None:
-            if kind is not None:
-                asked = signal.SIGINT if kind is KeyboardInterrupt else signal.SIGTERM
-                self._process.send_signal(asked)
-            try:
-                self._process.communicate()
-            except KeyboardInterrupt as error:  # a second Ctrl-C is passed on, too
-                kind = type(error)
-        self._errors.close()
-
-    def lines(self) -> Iterator[str]:
-        """The lines that it prints, as they come."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            yield line.strip()
-
-    def problem(self) -> str:
-        """Wait for its end; returns how it failed, in one line, or nothing."""
-        code = self._process.wait()
-        if code == 0:
-            return ""
-        self._errors.seek(0)
-        lines = [line.strip() for line in self._errors if line.strip()] or ["it said nothing"]
-        how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-        return f"failed ({how}): {lines[-1]}"
+def _problem(code: int, said: str) -> str:
+    """How a program failed, in one line."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
+    how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    return f"failed ({how}): {lines[-1]}"
 
 
 @contextlib.contextmanager

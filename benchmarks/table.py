@@ -1,235 +1,200 @@
-"""Write the table and the figures of runs, from their TensorBoard events alone.
+"""Write one table and one chart of runs, from their TensorBoard events alone.
 
-It takes every run below FOLDER: runs of the ladder, runs that you started yourself, and unfinished
-runs, which the table marks. Each machine has a table of its own. Files: table.md, table.csv,
-runs.csv (a line per run), reward_over_time.png, reward_over_frames.png and fps.png; the files of a
-second machine end in -2. Runs that were started to solve Pong are also in solved.md, solved.csv and
-solved.png: how many solved it, and how soon.
+Each RUN is the folder of a run, or a folder with runs somewhere below: runs of the ladder, runs
+that you started yourself, unfinished ones. The table has a line for each setting of a rung on each
+machine; only the seeds differ within it. With --every, it has the learning curve, too, and a line
+for every run. Files: table.md, table.csv, runs.csv (a line per run, numbers as they are), table.png
+(avg_reward over frames and over minutes).
 
     python -m benchmarks table runs/ladder
-    python -m benchmarks table results/mine/runs --out results/mine
+    python -m benchmarks table runs/first runs/second --every 100000
 """
 
 import argparse
-import csv
-import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import mean, median, pstdev
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks import UserError, solved
-from benchmarks.calibration import FIGURES
-from benchmarks.published import BASELINE, RUNGS
+from benchmarks import UserError, book
+from benchmarks.arguments import positive
 from benchmarks.records import Record, Setting, read_records
 from benchmarks.report import (
-    change,
+    in_rows,
     join_machine,
-    markdown,
     output_folder,
-    seeds_of,
     short_machine,
     spread,
+    write_csv,
     write_table,
 )
+from benchmarks.runner import BASELINE, HELD_OUT_SEEDS, SOLVE_FRAMES
 
-if TYPE_CHECKING:
-    from benchmarks import plots
-
-HEADER = [
-    "rung",
-    "script",
-    "seeds",
-    "FPS",
-    "change in FPS",
-    "minutes to solve",
-    "change in time",
-    "frames",
-    "evaluation",
-    "2nd ed. FPS",
-    "2nd ed. minutes",
-    "3rd ed. FPS",
-    "3rd ed. minutes",
-]
+HOUR = 3_600.0  # seconds
+MOST_COLUMNS = 40  # of the learning curve
+RESAMPLES, CONFIDENCE = 10_000, 0.95  # of the bootstrap
 RUNS_HEADER = ["script", "seed", "fps", "minutes", "frames", "avg_reward", "solved", "finished"]
-RUNS_HEADER += ["evaluation", "evaluation_sd", "scaled_minutes", "fps_to_01"]
-RUNS_HEADER += [f"{name}_{when}" for name in FIGURES for when in ("before", "after")]
-RUNS_HEADER += ["commit", "machine", "folder"]
+RUNS_HEADER += ["evaluation", "evaluation_sd", "fps_to_01", "commit", "machine", "folder"]
 NOTES = [
-    "FPS: agent steps per second of wall clock while training, filling of the replay buffer "
-    "not included. Minutes: wall clock from the first environment step.",
-    "Evaluation: mean reward of 30 games with epsilon 0.01 after training.",
-    "Median over the seeds (and their range). Changes are against 01_baseline.",
-    "2nd edition: GTX 1080 Ti, solved at 17. 3rd edition: a newer GPU, solved at 18. From "
-    "another machine only the changes carry over.",
+    "Medians over the seeds (and their range). FPS: agent steps per second of wall clock while "
+    "training, filling of the replay buffer not included. FPS / 01's: against the nearest run of "
+    "01 with like settings on that machine that was not an hour away. Minutes: wall clock from the "
+    "first environment step. Evaluation: mean reward of the games after training.",
+    "Of runs that were started to solve Pong: one that did not counts as if it had, at its frame "
+    f"limit ({SOLVE_FRAMES:,} where none was given; an interrupted run's minutes grow to the limit "
+    'at its own speed). What this changes is a lower bound: ">". IQM: interquartile mean, with its '
+    f"{CONFIDENCE:.0%} interval from a bootstrap ({RESAMPLES:,} resamples of the seeds; Agarwal et "
+    "al., arXiv:2108.13264).",
 ]
+CURVE_NOTE = (
+    "By thousands of frames: mean reward of the games that ended there / their mean length in "
+    "frames; of several seeds the median. A dash: no game ended there, or one of the runs had "
+    "ended. A run that solved Pong stays in the median with its last column."
+)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one rung with the same settings; only the seeds differ."""
+    """Runs of one rung with the same settings on the same machine; only the seeds differ."""
 
-    script: str
-    variant: str  # the settings that set it apart from other groups of the same rung, or ""
+    label: str
     records: list[Record]
-
-    @property
-    def label(self) -> str:
-        """The rung, with the variant."""
-        return f"{self.script} ({self.variant})" if self.variant else self.script
-
-    @property
-    def settings(self) -> dict[str, Setting]:
-        """What the runs have in common."""
-        return self.records[0].settings
-
-    @property
-    def seeds(self) -> str:
-        """The seeds of the runs, in order."""
-        return ", ".join(str(seed) for seed in sorted(record.seed for record in self.records))
 
     @property
     def fps(self) -> list[float]:
         """Of the runs that began to train."""
-        return [record.fps for record in self.records if record.fps is not None]
+        return fps_of(self.records)
 
-    @property
-    def minutes(self) -> list[float]:
-        """Of the runs that solved the game."""
-        return [record.minutes for record in self.records if record.solved]
 
-    @property
-    def all_solved(self) -> bool:
-        """Whether all runs solved Pong; if not, the minutes are only those of lucky seeds."""
-        return all(record.solved for record in self.records)
+class Column(NamedTuple):
+    """The games that ended in one part of a run."""
 
-    def time(self) -> str:
-        """Minutes to solve, or how far the runs came."""
-        open_runs = [record for record in self.records if not record.solved]
-        solved = spread(self.minutes)
-        if not open_runs:
-            return solved
-        if solved:
-            solved += f" in {len(self.minutes)} of {len(self.records)} runs; the others "
-        unfinished = sum(not record.finished for record in open_runs)
-        state = "unfinished" if unfinished == len(open_runs) else "not solved"
-        if 0 < unfinished < len(open_runs):
-            state += f" ({unfinished} of {len(open_runs)} unfinished)"
-        frames = f"{statistics.median(record.frames for record in open_runs):,.0f} frames"
-        rewards = [record.avg_reward for record in open_runs if record.avg_reward is not None]
-        if not rewards:
-            return f"{solved}{state}, no game completed in {frames}"
-        return f"{solved}{state}, avg_reward {statistics.median(rewards):.1f} at {frames}"
-
-    def frames(self) -> str:
-        """Frames of the runs, whole numbers."""
-        values = [record.frames for record in self.records]
-        middle = f"{statistics.median(values):,.0f}"
-        return middle if len(set(values)) == 1 else f"{middle} ({min(values):,}-{max(values):,})"
+    reward: float  # mean
+    steps: float  # mean
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the runs are")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="where the table and the figures are written (default: the folder of the runs)",
-    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
+    text = "add the learning curve, in columns of N frames, and a line for every run"
+    parser.add_argument("--every", type=positive, metavar="N", help=text)
+    text = "where the table is written (default: RUN if there is one, else runs/table)"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the runs; write and print the tables, write the figures."""
-    records = read_records(args.folder)
-    if not records:
-        raise UserError(f"no run of a rung below {args.folder}: no TensorBoard events tell of one")
-    out = output_folder(args.out or args.folder)
-    records, left_out = drop_superseded(records)
-    machines = by_machine(records)
-    for number, (machine, members) in enumerate(machines, start=1):
-        suffix = "" if number == 1 else f"-{number}"
-        groups = group(members)
-        about = describe(machine, groups)
-        if len(machines) > 1:
-            about.append(f"Machine {number} of {len(machines)}; each has a table of its own.")
-        if left_out:
-            about.append(f"Left out: {left_out} unfinished runs that were run again since.")
-        rows = [row(entry, baseline_of(entry, groups)) for entry in groups]
-        title = "The ladder: FPS and time to solve"
-        write_table(out / f"table{suffix}", title, HEADER, rows, [*about, *NOTES])
-        print(markdown(title, HEADER, rows, [*about, *NOTES]))
-        figures(out, suffix, groups, machine)
-        whole_way = [entry for entry in groups if solved.went_the_whole_way(entry.records)]
-        if whole_way:
-            labelled = [(entry.label, entry.records) for entry in whole_way]
-            solved.write(out / f"solved{suffix}", labelled, members, about)
-            solved_figure(out / f"solved{suffix}.png", whole_way, machine)
-    write_runs(out / "runs.csv", machines)
+    """Read the runs; write and print the table, draw the chart."""
+    from benchmarks import charts  # late: --help need not wait for matplotlib
+
+    records, left_out = drop_superseded(read_all(args.runs))
+    edges = range(0)
+    if args.every:
+        edges = range(0, max(record.frames for record in records), args.every) or range(1)
+        if len(edges) > MOST_COLUMNS:
+            raise UserError(f"--every {args.every} makes {len(edges)} columns, not {MOST_COLUMNS}")
+    alone = args.runs[0] if len(args.runs) == 1 else Path("runs/table")
+    out = output_folder(args.out or alone)
+    groups = group(records)
+    machines = machines_of(groups)
+    rows = []
+    for entry in groups:
+        rows.append(row(entry.label, entry.records, records, machines, edges))
+        if args.every and len(entry.records) > 1:
+            rows += [row(entry.label, [one], records, machines, edges) for one in entry.records]
+    notes = [CURVE_NOTE] * bool(args.every)
+    notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
+    corner = write_rows(out / "table", "Runs", rows, records, machines, notes)
+    write_csv(out / "runs.csv", [RUNS_HEADER, *(numbers(record, records) for record in records)])
+    charts.reward_chart(out / "table.png", {one.label: one.records for one in groups}, corner)
     print(f"written to {out}")
     return 0
+
+
+def write_rows(
+    path_without_suffix: Path,
+    title: str,
+    rows: Sequence[dict[str, str]],
+    records: Sequence[Record],
+    machines: Sequence[dict[str, Setting]],
+    notes: Sequence[str],
+) -> str:
+    """Write and print a table of runs, without the columns in which nothing is said.
+
+    Args:
+        path_without_suffix: of the Markdown and of the CSV file.
+        title: of the table.
+        rows: its lines, as of ``row``.
+        records: all runs in it.
+        machines: theirs.
+        notes: besides those that every such table has.
+
+    Returns:
+        The machines and the seeds, for the corner of a chart.
+    """
+    names = dict.fromkeys(name for cells in rows for name in cells)
+    header = [name for name in names if any(cells.get(name) for cells in rows)]
+    seeds = in_rows({record.seed for record in records})
+    notes = [*describe(records, machines), *NOTES, *notes]
+    notes += [book.NOTE] * ("book: minutes" in header)
+    table = [[cells.get(name, "") for name in header] for cells in rows]
+    print(write_table(path_without_suffix, title, header, table, notes))
+    return "; ".join([*map(short_machine, machines), f"seeds {seeds}"])
+
+
+def read_all(folders: Sequence[Path]) -> list[Record]:
+    """The runs below the folders, each once."""
+    records: dict[Path, Record] = {}
+    for folder in folders:
+        found = read_records(folder)
+        if not found:
+            raise UserError(f"no run of a rung below {folder}: no TensorBoard events tell of one")
+        records |= {record.folder.resolve(): record for record in found}
+    return list(records.values())
 
 
 def drop_superseded(records: Sequence[Record]) -> tuple[list[Record], int]:
     """Drop and count unfinished runs if the same run came further elsewhere."""
 
-    def same(a: Record, b: Record) -> bool:
-        return (a.script, a.seed, a.settings, a.machine) == (
-            b.script,
-            b.seed,
-            b.settings,
-            b.machine,
-        )
+    def rank(record: Record) -> tuple[bool, int, str]:
+        return record.finished, record.frames, str(record.folder)
 
-    kept = [
-        record
-        for record in records
-        if record.finished
-        or not any(
-            other is not record and same(other, record) and _rank(other) > _rank(record)
+    def superseded(one: Record) -> bool:
+        return any(
+            (other.seed, other.script, other.settings, other.machine)
+            == (one.seed, one.script, one.settings, one.machine)
+            and rank(other) > rank(one)
             for other in records
         )
-    ]
+
+    kept = [record for record in records if record.finished or not superseded(record)]
     return kept, len(records) - len(kept)
 
 
-def _rank(record: Record) -> tuple[bool, int, str]:
-    return record.finished, record.frames, str(record.folder)
-
-
-def by_machine(records: Sequence[Record]) -> list[tuple[dict[str, Setting], list[Record]]]:
-    """The machines, and the runs on each; most runs first."""
-    machines: list[tuple[dict[str, Setting], list[Record]]] = []
-    for record in records:
-        for machine, members in machines:
-            if machine == record.machine:
-                members.append(record)
-                break
-        else:
-            machines.append((record.machine, [record]))
-    return sorted(machines, key=lambda entry: -len(entry[1]))
-
-
 def group(records: Sequence[Record]) -> list[Group]:
-    """Group runs by rung and settings, in the order of the ladder."""
+    """Group runs by rung, settings and machine, in the order of the ladder."""
     groups: list[list[Record]] = []
     for record in sorted(records, key=lambda r: (r.script, r.seed)):
-        for members in groups:
-            if (members[0].script, members[0].settings) == (record.script, record.settings):
+        for (first, *_), members in zip(groups, groups, strict=True):
+            if (first.script, first.settings, first.machine) == (
+                record.script,
+                record.settings,
+                record.machine,
+            ):
                 members.append(record)
                 break
         else:
             groups.append([record])
-    return [Group(members[0].script, _variant(members, groups), members) for members in groups]
+    return [Group(_label(members[0], groups), members) for members in groups]
 
 
-def _variant(members: list[Record], groups: list[list[Record]]) -> str:
-    """The settings that not all groups of a rung share, without those that most of them do."""
-    mine = members[0].settings
-    others = [other[0].settings for other in groups if other[0].script == members[0].script]
+def _label(record: Record, groups: list[list[Record]]) -> str:
+    """The rung, and the settings that not all its groups share, without those that most have."""
+    mine = record.settings
+    others = [other[0].settings for other in groups if other[0].script == record.script]
     told = []
     for name in sorted(
         {name for other in others for name in other if other[name] != mine.get(name)}
@@ -238,7 +203,7 @@ def _variant(members: list[Record], groups: list[list[Record]]) -> str:
         unusual = mine.get(name) != usual or any(count == times for _, count in rest)
         if name in mine and unusual:
             told.append(f"{name} {_shown(mine[name])}")
-    return ", ".join(told)
+    return f"{record.script} ({', '.join(told)})" if told else record.script
 
 
 def _shown(value: Setting) -> str:
@@ -247,163 +212,222 @@ def _shown(value: Setting) -> str:
     return f"{value:,.0f}" if value.is_integer() else f"{value:g}"
 
 
-def baseline_of(entry: Group, groups: Sequence[Group]) -> Group | None:
-    """The baseline with the most similar settings; None if there is none."""
-    if entry.script == BASELINE:
-        return None
-    return max(
-        (other for other in groups if other.script == BASELINE),
-        key=lambda other: sum(
-            entry.settings.get(name) == value for name, value in other.settings.items()
-        ),
-        default=None,
-    )
+def divided(label: str, records: Sequence[Record]) -> list[Group]:
+    """Runs of one setting by the machine they ran on."""
+    machines = machines_of([Group(label, [record]) for record in records])
+    return [Group(label, [r for r in records if r.machine == machine]) for machine in machines]
 
 
-def row(entry: Group, baseline: Group | None) -> list[str]:
-    """A line of the table."""
-    published = RUNGS.get(entry.script)
-    theirs = list(published[1:]) if published else [""] * 4
-    title = published.title if published else ""
-    faster = quicker = ""
-    if baseline:
-        faster = change(entry.fps, baseline.fps)
-        if entry.all_solved and baseline.all_solved:
-            quicker = change(entry.minutes, baseline.minutes)
-    cells = [title, entry.label, entry.seeds, spread(entry.fps), faster, entry.time(), quicker]
-    evaluations = [statistics.mean(r.evaluation) for r in entry.records if r.evaluation]
-    return [*cells, entry.frames(), spread(evaluations), *theirs]
+def fps_of(records: Sequence[Record]) -> list[float]:
+    """Of the runs that began to train."""
+    return [record.fps for record in records if record.fps is not None]
 
 
-def describe(machine: dict[str, Setting], groups: Sequence[Group]) -> list[str]:
-    """The notes above a table: the machine and the runs."""
-    bars = sorted({record.bar for entry in groups for record in entry.records})
-    seeds = [record.seed for entry in groups for record in entry.records]
-    runs = Counter(record.finished for entry in groups for record in entry.records)
-    unfinished = f", {runs[False]} of them unfinished" if runs[False] else ""
-    return [
-        f"Machine: {join_machine(machine) or 'not told by the runs'}",
-        f"Runs: {runs.total()}{unfinished}; {seeds_of(seeds)}; solved: avg_reward reached "
-        + " or ".join(f"{bar:g}" for bar in bars),
-    ]
-
-
-def figures(out: Path, suffix: str, groups: Sequence[Group], machine: dict[str, Setting]) -> None:
-    """Draw reward over time, reward over frames, and FPS."""
-    from benchmarks import plots  # late: --help need not wait for matplotlib
-
-    records = [record for entry in groups for record in entry.records]
-    corner = corner_of(groups, machine)
-    bounds = sorted({record.bar for record in records})
-    styles = line_styles(groups)
-
-    def bands(x: Callable[[Record], np.ndarray]) -> list[plots.Band]:
-        return [
-            reward_band(entry, plots.rung_colour(entry.script), style, x)
-            for entry, style in zip(groups, styles, strict=True)
-        ]
-
-    reward = "avg_reward (points per game, smoothed)"
-    spread_is = "median over seeds, band: min to max"
-    plots.band_figure(
-        out / f"reward_over_time{suffix}.png",
-        f"Reward over wall-clock time ({spread_is})",
-        "wall clock (minutes)",
-        reward,
-        bands(lambda record: record.curves.seconds / 60),
-        bounds,
-        corner,
-    )
-    plots.band_figure(
-        out / f"reward_over_frames{suffix}.png",
-        f"Reward over frames ({spread_is})",
-        "frames (thousands of agent steps)",
-        reward,
-        bands(lambda record: record.curves.frames / 1_000),
-        bounds,
-        corner,
-    )
-    plots.bar_figure(
-        out / f"fps{suffix}.png",
-        "Speed per rung (median over seeds, line: min to max)",
-        "FPS (agent steps per second of wall clock, while training)",
-        [plots.Bar(g.label, g.fps, plots.rung_colour(g.script)) for g in groups],
-        corner,
-    )
-
-
-def reward_band(
-    entry: Group, colour: str, style: str, x: Callable[[Record], np.ndarray]
-) -> "plots.Band":
-    """The smoothed reward of a setting's runs, over what x makes of each of them."""
-    from benchmarks import plots
-
-    curves = [plots.Curve(x(r), r.curves.avg_reward, r.solved) for r in entry.records]
-    return plots.Band(entry.label, curves, colour, style)
-
-
-def solved_figure(path: Path, groups: Sequence[Group], machine: dict[str, Setting]) -> None:
-    """Draw the share of runs that had solved Pong, over frames and over minutes."""
-    from benchmarks import plots
-
-    def shares(x: Callable[[Record], float]) -> list[plots.Share]:
-        return [
-            plots.Share(
-                entry.label,
-                [x(record) for record in entry.records if record.solved],
-                len(entry.records),
-                plots.rung_colour(entry.script),
-                style,
-            )
-            for entry, style in zip(groups, line_styles(groups), strict=True)
-        ]
-
-    panels = {
-        "frames (thousands of agent steps)": shares(lambda record: record.frames / 1_000),
-        "wall clock as measured (minutes)": shares(lambda record: record.minutes),
-    }
-    plots.share_figure(path, "Runs that solved Pong", panels, corner_of(groups, machine))
-
-
-def corner_of(groups: Sequence[Group], machine: dict[str, Setting]) -> str:
-    """The machine and the seeds, for the corner of a figure."""
-    seeds = seeds_of(record.seed for entry in groups for record in entry.records)
-    return f"{short_machine(machine)}; {seeds}"
-
-
-def line_styles(groups: Sequence[Group]) -> list[str]:
-    """Styles of lines that tell the variants of a rung apart, which share its colour."""
-    from benchmarks import plots
-
-    drawn_before: Counter[str] = Counter()
-    styles = []
+def machines_of(groups: Sequence[Group]) -> list[dict[str, Setting]]:
+    """The machines of the runs, each once."""
+    machines: list[dict[str, Setting]] = []
     for entry in groups:
-        styles.append(plots.STYLES[drawn_before[entry.script] % len(plots.STYLES)])
-        drawn_before[entry.script] += 1
-    return styles
+        if entry.records[0].machine not in machines:
+            machines.append(entry.records[0].machine)
+    return machines
 
 
-def write_runs(path: Path, machines: Sequence[tuple[dict[str, Setting], list[Record]]]) -> None:
-    """Write a line per run, with numbers as they are."""
-    references = [(record, solved.reference_of(runs)) for _, runs in machines for record in runs]
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(RUNS_HEADER)
-        for r, reference in sorted(references, key=lambda entry: str(entry[0].folder)):
-            scale = reference.scale(r)
-            end = [_number(r.minutes), r.frames, _number(r.avg_reward)]
-            end += [int(r.solved), int(r.finished)]
-            games: list[float | None] = [None] * 2
-            if r.evaluation:
-                games = [statistics.mean(r.evaluation), statistics.pstdev(r.evaluation)]
-            scaled = [None if scale is None else r.minutes * scale, reference.ratio(r)]
-            around = [r.calibration.before, r.calibration.after] if r.calibration else [None] * 2
-            speeds = [getattr(speed, name, None) for name in FIGURES for speed in around]
-            numbers = [_number(value) for value in (*games, *scaled, *speeds)]
-            place = [r.calibration.commit if r.calibration else ""]
-            place += [join_machine(r.machine), r.folder.name]
-            writer.writerow([r.script, r.seed, _number(r.fps), *end, *numbers, *place])
+def describe(records: Sequence[Record], machines: Sequence[dict[str, Setting]]) -> list[str]:
+    """The notes above a table: the machines and the runs."""
+    bars = " or ".join(f"{bar:g}" for bar in sorted({record.bar for record in records}))
+    unfinished = sum(not record.finished for record in records)
+    told = f"Runs: {len(records)}, {unfinished} of them unfinished"
+    commits = sorted({record.commit for record in records} - {""})
+    told += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'not told'}"
+    names = [f"Machine {n}" for n in range(1, len(machines) + 1)] if machines[1:] else ["Machine"]
+    described = [join_machine(machine) or "not told by the runs" for machine in machines]
+    return [*(f"{n}: {told}" for n, told in zip(names, described, strict=True)), told]
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def row(
+    label: str,
+    runs: Sequence[Record],
+    records: Sequence[Record],
+    machines: Sequence[dict[str, Setting]],
+    edges: range = range(0),
+) -> dict[str, str]:
+    """A line of the table.
+
+    Args:
+        label: of the runs.
+        runs: of one setting on one machine.
+        records: all runs, among which 01 is looked for.
+        machines: all machines.
+        edges: where the columns of the learning curve begin, in frames; empty: there is none.
+    """
+    solved = [record.solved for record in runs]
+    whole_way = went_the_whole_way(runs)
+    if whole_way:
+        certain = solved
+        frames, minutes = zip(*map(way_to_solve, runs), strict=True)
+    else:  # these were to run for so many frames, and did
+        certain = [True] * len(runs)
+        frames, minutes = zip(*((record.frames, record.minutes) for record in runs), strict=True)
+    unfinished = sum(not record.finished for record in runs)
+    seeds = [record.seed for record in runs]
+    rewards = [record.avg_reward for record in runs if record.avg_reward is not None]
+    ratios = [ratio for record in runs if (ratio := fps_to_01(record, records)) is not None]
+    theirs = book.RUNGS.get(runs[0].script, book.Measured("", ""))
+    cells = {
+        "rung": label,
+        "machine": f"{machines.index(runs[0].machine) + 1}" if machines[1:] else "",
+        "seeds": in_rows(seeds) + " (held out)" * (set(seeds) <= set(HELD_OUT_SEEDS)),
+        "solved": f"{sum(solved)} of {len(runs)}" + f", {unfinished} unfinished" * bool(unfinished),
+        "FPS": spread(fps_of(runs)),
+        "FPS / 01's": spread(ratios, 2 if max(ratios, default=0) < 10 else 1),
+        "frames": summary(frames, certain, "{:,.0f}"),
+        "frames: IQM (95 %)": iqm(frames, certain, "{:,.0f}") if whole_way else "",
+        "minutes": summary(minutes, certain, "{:,.1f}"),
+        "minutes: IQM (95 %)": iqm(minutes, certain, "{:,.1f}") if whole_way else "",
+        "avg_reward": spread(rewards, 1),
+        "evaluation": spread([mean(r.evaluation) for r in runs if r.evaluation], 1),
+        "book: FPS": theirs.fps,
+        "book: minutes": theirs.minutes,
+    }
+    if not edges:
+        return cells
+    names = [f"{at // 1_000:,}-{(at + edges.step) // 1_000:,}" for at in edges]
+    curves = [held(learning_curve(one, edges), one.solved and len(runs) > 1) for one in runs]
+    return cells | dict(zip(names, map(shown, zip(*curves, strict=True)), strict=True))
+
+
+def went_the_whole_way(runs: Sequence[Record]) -> bool:
+    """Whether runs of one setting were started to solve Pong, not only to measure FPS."""
+    limit = float(runs[0].settings.get("max_frames", 0))
+    return limit == 0 or limit >= SOLVE_FRAMES or any(record.solved for record in runs)
+
+
+def way_to_solve(record: Record) -> tuple[float, float]:
+    """Frames and minutes until the run solved Pong; if it did not, as many as to its limit."""
+    if record.solved:
+        return record.frames, record.minutes
+    limit = float(record.settings.get("max_frames", 0)) or SOLVE_FRAMES
+    frames = max(limit, record.frames)
+    return frames, record.minutes * (frames / record.frames if record.frames else 1.0)
+
+
+def summary(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
+    """Median and range; a figure that hangs on runs that are not certain has a ">"."""
+    text, *ends = (bound(f, values, certain, form) for f in (np.median, np.min, np.max))
+    return text if len(set(ends)) == 1 else f"{text} ({' to '.join(ends)})"
+
+
+def iqm(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
+    """Interquartile mean with its interval, of at least two runs."""
+    if len(values) < 2:
+        return ""
+    middle = bound(interquartile_mean, values, certain, form)
+    low, high = (
+        bound(lambda v, end=end: bootstrap_interval(v)[end], values, certain, form)
+        for end in (0, 1)
+    )
+    return f"{middle} ({low} to {high})"
+
+
+def bound(
+    statistic: Callable[[np.ndarray], float],
+    values: Sequence[float],
+    certain: Sequence[bool],
+    form: str,
+) -> str:
+    """A statistic; with ">" unless it stays what it is however late the other runs would be."""
+    known = np.array(values, float)
+    latest = np.where(certain, known, np.inf)
+    sure = statistic(known) == statistic(latest)
+    return ("" if sure else "> ") + form.format(statistic(known))
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """The mean without the lowest and the highest quarter, each rounded down to whole runs.
+
+    A median of few runs jumps from one to the next, and a mean follows a single unlucky one.
+
+    Args:
+        values: float, (..., runs).
+
+    Returns:
+        float, (...).
+    """
+    ordered = np.sort(values, axis=-1)
+    quarter = ordered.shape[-1] // 4
+    return ordered[..., quarter : ordered.shape[-1] - quarter].mean(axis=-1)
+
+
+def bootstrap_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """The percentile interval of the interquartile mean, always from the same resamples.
+
+    Args:
+        values: of the runs, float, (runs,).
+        confidence: share of the resamples inside the interval.
+
+    Returns:
+        The lower and the upper end. Each is the value of a resample, never between two of them.
+    """
+    drawn = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
+    outside = (1 - confidence) / 2
+    ends = [outside, 1 - outside]
+    low, high = np.quantile(interquartile_mean(drawn), ends, method="inverted_cdf")
+    return float(low), float(high)
+
+
+def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
+    """FPS as a ratio to the nearest run of 01 there, of the settings most like the run's own.
+
+    None if no run of 01 was within the hour.
+    """
+
+    def apart(other: Record) -> float:
+        first, second = sorted((run, other), key=lambda record: record.started)
+        return max(0.0, second.started - (first.started + 60 * first.minutes))
+
+    def alike(other: Record) -> int:
+        return sum(run.settings.get(name) == value for name, value in other.settings.items())
+
+    baselines = [r for r in records if r.script == BASELINE and r.fps and r.machine == run.machine]
+    near = min(baselines, key=lambda other: (-alike(other), apart(other)), default=None)
+    if near is None or near.fps is None or run.fps is None or apart(near) > HOUR:
+        return None
+    return run.fps / near.fps
+
+
+def learning_curve(record: Record, edges: range) -> list[Column | None]:
+    """The games that ended between two edges; None where there was none."""
+    number = (record.curves.frames - 1) // edges.step  # game -> column; it ends with its last frame
+    columns: list[Column | None] = []
+    for column in range(len(edges)):
+        there = number == column
+        rewards, steps = record.curves.reward[there], record.curves.steps[there]
+        columns.append(Column(rewards.mean(), steps.mean()) if there.any() else None)
+    return columns
+
+
+def held(curve: Sequence[Column | None], solved: bool) -> list[Column | None]:
+    """The curve; if the run solved Pong, its last column fills the rest."""
+    last = max((i for i, column in enumerate(curve) if column), default=0)
+    return [curve[last] if solved and i > last else column for i, column in enumerate(curve)]
+
+
+def shown(columns: Sequence[Column | None]) -> str:
+    """A cell of the learning curve; a dash where it would not be the median of all runs."""
+    known = [column for column in columns if column]
+    if len(known) < len(columns):
+        return "-"
+    rewards, steps = zip(*known, strict=True)
+    return f"{spread(rewards, 1)} / {median(steps):,.0f}"
+
+
+def numbers(r: Record, records: Sequence[Record]) -> list[str | int]:
+    """A run's line of runs.csv."""
+
+    def plain(value: float | None) -> str:
+        return "" if value is None else f"{value:.3f}"
+
+    games = [mean(r.evaluation), pstdev(r.evaluation)] if r.evaluation else [None, None]
+    begin = [r.script, r.seed, plain(r.fps), plain(r.minutes), r.frames, plain(r.avg_reward)]
+    end = [*map(plain, games), plain(fps_to_01(r, records)), r.commit, join_machine(r.machine)]
+    return [*begin, int(r.solved), int(r.finished), *end, r.folder.name]

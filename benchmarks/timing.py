@@ -1,10 +1,32 @@
-"""Where something is measured, and the time there."""
+"""The one way to time a piece of work, and the device where it is done."""
 
+from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import torch
+from torch.utils.benchmark import Timer
 
 from benchmarks import UserError
+
+WARM_UP = 3  # calls before anything is timed: what is compiled or chosen by trial is ready then
+
+
+def seconds_per_call(work: Callable[[], Any], at_least: float) -> float:
+    """Do a piece of work for so many seconds; a GPU is waited for.
+
+    Returns:
+        Seconds that a call takes, the mean over all calls.
+    """
+    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=at_least).mean
+
+
+def warm(work: Callable[[], Any]) -> Callable[[], Any]:
+    """The work, once it is warm."""
+    for _ in range(WARM_UP):
+        work()
+    return work
 
 
 def chosen_device(cuda: bool) -> torch.device:

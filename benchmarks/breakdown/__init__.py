@@ -11,12 +11,11 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import UserError, plots
+from benchmarks import UserError, charts
 from benchmarks.arguments import add_counts, add_epsilon, add_out
 from benchmarks.breakdown.rung import (
     PROFILED,
@@ -28,9 +27,9 @@ from benchmarks.breakdown.rung import (
     time_player,
     without,
 )
-from benchmarks.breakdown.stopwatch import ORDER, REST, Clock, timed_parts
-from benchmarks.breakdown.verdict import verdict
-from benchmarks.report import join_machine, output_folder, short_machine, write_table
+from benchmarks.breakdown.stopwatch import REST, Clock, timed_parts
+from benchmarks.breakdown.verdict import by_kind, verdict
+from benchmarks.report import change, here, output_folder, short_machine, spread, write_table
 from benchmarks.runner import find_rungs
 from benchmarks.timing import chosen_device
 from lib.arguments import Hyperparams
@@ -73,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Take the rungs apart, write tables, figure and traces."""
+    """Take the rungs apart, write tables, chart and traces."""
     device = chosen_device(args.cuda)
     whole = [rung for rung in find_rungs() if hasattr(load(rung), "replay_batches")]
     rungs = [Path(name).stem for name in args.rungs] or whole
@@ -152,25 +151,12 @@ def write(
     suffix: str,
     machine: dict[str, Any],
 ) -> None:
-    """Write tables and figure."""
+    """Write tables and chart."""
     where = "GPU" if args.cuda else "CPU"
     notes = [
-        f"Machine: {join_machine(machine)}",
+        here(machine),
         f"Seed 0, {args.updates} updates after {WARM_UP} to warm up, epsilon {args.epsilon:g}, "
         f"{args.replay_initial:,} transitions in the replay buffer at the start",
-    ]
-    rows = [
-        [
-            one.rung,
-            process,
-            part,
-            f"{ms:.3f}",
-            f"{ms * one.frames_per_update:.3f}",
-            f"{ms / sum(parts.values()):.1%}",
-        ]
-        for one in found
-        for process, parts in one.processes.items()
-        for part, ms in parts.items()
     ]
     about_parts = [
         "A part is what its functions take without the parts they call; what is left is "
@@ -187,27 +173,33 @@ def write(
         out / f"breakdown{suffix}",
         title,
         ["rung", "process", "part", "ms per frame", "ms per update", "share"],
-        rows,
+        [
+            [
+                one.rung,
+                process,
+                part,
+                f"{ms:.3f}",
+                f"{ms * one.frames_per_update:.3f}",
+                f"{ms / sum(parts.values()):.1%}",
+            ]
+            for one in found
+            for process, parts in one.processes.items()
+            for part, ms in parts.items()
+        ],
         [*notes, *about_parts, *(one.verdict for one in found)],
     )
     write_table(
         out / f"breakdown-what-if{suffix}",
         f"Frames per second without one thing, on the {where}",
-        ["rung", "what if", "FPS (median)", "spread", "change"],
+        ["rung", "what if", "FPS", "change"],
         [
-            [
-                one.rung,
-                name,
-                f"{median(fps):,.1f}",
-                f"{min(fps):,.1f} to {max(fps):,.1f}",
-                f"{median(fps) / median(one.what_ifs['as it is']) - 1:+.0%}",
-            ]
+            [one.rung, name, spread(fps, 1), change(fps, one.what_ifs["as it is"])]
             for one in found
             for name, fps in one.what_ifs.items()
         ],
         [
             *notes,
-            f"{args.repeats} runs of each, in turn",
+            f"Medians (and ranges) of {args.repeats} runs of each, in turn",
             "Without sampling: one batch is used again and again. Without any update: the batch "
             "is sampled and not learned from",
         ],
@@ -219,16 +211,11 @@ def write(
         [[one.rung, *operator] for one in found for operator in one.operators],
         [*notes, f"{PROFILED} updates under torch.profiler, which slows them"],
     )
-    plots.stacked_figure(
-        out / f"breakdown{suffix}.png",
-        title,
-        "milliseconds per frame",
-        {
-            one.rung if process == "trainer" else f"{one.rung}\n{process}": parts
-            for one in found
-            for process, parts in one.processes.items()
-        },
-        ORDER,
-        short_machine(machine),
-    )
+    bars = {
+        one.rung if process == "trainer" else f"{one.rung}\n{process}": by_kind(parts)
+        for one in found
+        for process, parts in one.processes.items()
+    }
+    path = out / f"breakdown{suffix}.png"
+    charts.stacked_chart(path, title, "milliseconds per frame", bars, short_machine(machine))
     print(f"written to {out}; the traces open in TensorBoard and in ui.perfetto.dev")

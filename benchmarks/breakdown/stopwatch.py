@@ -43,6 +43,14 @@ PARTS: dict[str, list[tuple[type, str]]] = {
     "logging and handlers": [(Engine, "_fire_event")],
 }
 ORDER = [*PARTS, SENDING, REST]
+PLAYING, UPDATING = "playing", "updating"
+KINDS = {
+    PLAYING: ("environment", "wrappers", "action selection"),
+    UPDATING: ("sample", "forward", "backward", "optimizer"),
+    WAITING: (WAITING,),
+    "handing over": ("receiving", "insert", SENDING),
+    "logging and the rest": ("logging and handlers", REST),
+}
 
 Part = Callable[[str], AbstractContextManager[Any]]  # measures what happens within
 

@@ -1,7 +1,7 @@
 """How much one learner takes in, from players that only send again what was recorded."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from types import SimpleNamespace
@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from benchmarks.timing import seconds_per_call
 from lib.actors import Weights
 from lib.bulk_replay import BulkReplayBuffer
 from lib.cluster import Players
@@ -118,16 +119,21 @@ def microseconds_per_frame(
     messages: Sequence[Transitions], buffer: BulkReplayBuffer
 ) -> dict[str, float]:
     """What a frame costs by itself: to pack, to unpack and to store."""
-    costs = {"pack": 0.0, "unpack": 0.0, "store": 0.0}
-    for message in messages:
-        times = [perf_counter()]
-        packed = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        times.append(perf_counter())
-        unpacked = pickle.loads(packed)
-        times.append(perf_counter())
-        buffer.extend(unpacked)
-        times.append(perf_counter())
-        for name, begin, end in zip(costs, times, times[1:], strict=False):
-            costs[name] += (end - begin) * 1e6
+    packed = [pickle.dumps(message, pickle.HIGHEST_PROTOCOL) for message in messages]
+    works: dict[str, Callable[[], Any]] = {
+        "pack": lambda: [pickle.dumps(message, pickle.HIGHEST_PROTOCOL) for message in messages],
+        "unpack": lambda: [pickle.loads(message) for message in packed],
+        "store": lambda: [buffer.extend(message) for message in messages],
+    }
     frames = sum(message.played for message in messages)
-    return {name: cost / frames for name, cost in costs.items()}
+    return {name: seconds_per_call(work, 1.0) * 1e6 / frames for name, work in works.items()}
+
+
+def bytes_per_frame(messages: Sequence[Transitions]) -> dict[str, float]:
+    """Of messages as they are sent, and as they would be without compression."""
+    packed = sum(len(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)) for message in messages)
+    shrunk = sum(
+        message.frames.nbytes - len(message.__getstate__()["frames"][1]) for message in messages
+    )
+    frames = sum(message.played for message in messages)
+    return {"packed": packed / frames, "plain": (packed + shrunk) / frames}

@@ -1,52 +1,111 @@
-"""The tables of what a lost node costs."""
+"""What a lost node costs: how fast the players play before, without it, and afterwards."""
 
-import argparse
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from types import SimpleNamespace
+from typing import NamedTuple
 
-from benchmarks.cluster.loss import lose_a_node
-from benchmarks.cluster.shared import measured, real_players, target
-from benchmarks.report import markdown, write_table
+from torch import nn
 
-MOST_SECONDS = 5
+from benchmarks.cluster.simulated import SimulatedCluster
+from lib.actors import Weights
+from lib.cluster import Players
+from lib.n_step import Transitions
+
+BEFORE_SECONDS, AFTER_SECONDS = 8.0, 8.0
 
 
-def measure_loss(args: argparse.Namespace, out: Path) -> list[list[str]]:
-    """What a node costs that is killed, and one that does not answer any more."""
-    losses = {}
-    for how in ("killed", "silent"):
+@dataclass
+class Loss:
+    """What happened when one of two nodes was lost, each with a player."""
 
-        def measure(how: str = how) -> dict[str, Any]:
-            _, net, players_on = real_players(2)
-            loss = lose_a_node(how, players_on, net)
-            return asdict(loss) | {"cost": loss.cost}
+    fps_before: float
+    fps_without: float  # meanwhile
+    fps_after: float
+    noticed: float  # seconds from the loss until the learner knows
+    seconds: float  # from the loss to the first message of the player in its place
+    transitions: int  # that the other player sent
+    transitions_lost: int  # of the other player: sent, but did not arrive
 
-        losses[how] = measured(args.run_dir, f"a {how} node", measure)
-    header = ["the node is", "FPS before", "FPS without", "FPS after", "noticed", "full speed"]
-    rows = [
-        [
-            how,
-            *(f"{loss[name]:,.0f}" for name in ("fps_before", "fps_without", "fps_after")),
-            *(f"{loss[name]:.1f} s" for name in ("noticed", "seconds")),
-        ]
-        for how, loss in losses.items()
-    ]
-    notes = [
-        losses["killed"]["machine"],
-        "A cluster of a head and two nodes on this machine, a player on each, a learner that makes "
-        "no updates. One node is lost; its player is placed on the other one.",
-        "Killed: others see at once that its processes are gone. Silent: it does not answer any "
-        "more, as after a power cut.",
-        "Seconds are counted from then on. FPS without: of the other player, until full speed.",
-    ]
-    write_table(out / "loss", "A lost node", header, rows, notes)
-    print(markdown("A lost node", header, rows, notes))
-    lines = []
-    for how, loss in losses.items():
-        cost, lost = loss["cost"], loss["transitions_lost"]
-        what = f"seconds at full speed that a {how} node costs"
-        lines.append(target(what, f"< {MOST_SECONDS}", f"{cost:.1f}", cost < MOST_SECONDS))
-        what = f"transitions of the others that a {how} node costs"
-        lines.append(target(what, "0", f"{lost:,} of {loss['transitions']:,}", lost == 0))
-    return lines
+    @property
+    def cost(self) -> float:
+        """Frames that were not played, as seconds at full speed."""
+        return self.seconds * (1 - self.fps_without / self.fps_before)
+
+
+class Arrival(NamedTuple):
+    """A message that arrived."""
+
+    at: float  # seconds
+    player: int
+    frames: int  # that were played for it
+    before: int  # transitions that its player had sent before
+    transitions: int
+
+
+def counting(player: type) -> type:
+    """A player whose messages have, for their version, how many transitions it sent before."""
+
+    class Counting(player):  # type: ignore[misc, valid-type]
+        sent = 0
+
+        def play(self, weights: Weights) -> Transitions:
+            transitions = super().play(weights)
+            transitions.version = self.sent
+            self.sent += len(transitions.actions)
+            return transitions
+
+    return Counting
+
+
+def lose_a_node(how: str, players_on: Callable[..., Players], net: nn.Module) -> Loss:
+    """Let two players play on two nodes, lose one of those, and wait until two play again.
+
+    Args:
+        how: the node is "killed" or "silent", see ``SimulatedCluster``.
+        players_on: makes the two players, given the address of the cluster and ``counting``.
+        net: what they play with.
+    """
+    with SimulatedCluster(2, 2) as cluster:
+        os.environ |= cluster.environment
+        lose = {"killed": cluster.kill, "silent": cluster.silence}[how]
+        with players_on(cluster.address, counting) as players:
+            players.broadcast(net, SimpleNamespace(iteration=0, frames=10**9))
+            arrivals: list[Arrival] = []
+            begin = lost = noticed = back = 0.0
+            for arrived in players:
+                now = perf_counter()
+                arrivals += [
+                    Arrival(now, new.player, new.played, new.version, len(new.actions))
+                    for new in arrived
+                ]
+                if not begin:
+                    begin = now if {a.player for a in arrivals} == {0, 1} else 0.0
+                elif not lost:
+                    if now > begin + BEFORE_SECONDS:
+                        lose(0)
+                        lost = now
+                elif not noticed:
+                    if players.lost:
+                        noticed, (gone,) = now, players.lost
+                elif not back:
+                    back = now if not players.lost else 0.0
+                elif now > back + AFTER_SECONDS:
+                    break
+
+    def fps(start: float, end: float) -> float:
+        return sum(a.frames for a in arrivals if start < a.at <= end) / (end - start)
+
+    others = [a for a in arrivals if a.player != gone]
+    sent = max(a.before + a.transitions for a in others)
+    return Loss(
+        fps_before=fps(begin, lost),
+        fps_without=fps(lost, back),
+        fps_after=fps(back, now),
+        noticed=noticed - lost,
+        seconds=back - lost,
+        transitions=sent,
+        transitions_lost=sent - sum(a.transitions for a in others),
+    )

@@ -9,7 +9,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -36,36 +36,36 @@ class SimulatedCluster:
         }
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
+        from benchmarks.processes import started  # late: what is started is this file, by itself
+
+        self._started = started(
             [sys.executable, __file__, *map(str, self.cpus)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
             env=os.environ | self.environment | HEALTH_CHECK,
-            start_new_session=True,  # a Ctrl-C reaches us alone
         )
+        self._process = self._started.__enter__()
         self.address = self._answer()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # the end of its input is its end
+    def __exit__(self, *exception: Any) -> None:
+        self._started.__exit__(*exception)
 
     def kill(self, node: int) -> None:
         """Kill the raylet of a node, and with it all that it started; others see that at once."""
-        print(f"kill {node}", file=self._process.stdin, flush=True)
-        self._answer()
+        self._answer(f"kill {node}")
 
     def silence(self, node: int) -> None:
         """Stop a node's processes, so that it does not answer any more, as after a power cut."""
-        print(f"silence {node}", file=self._process.stdin, flush=True)
-        self._answer()
+        self._answer(f"silence {node}")
 
     def add(self, cpus: int) -> None:
         """Add a node."""
-        print(f"add {cpus}", file=self._process.stdin, flush=True)
-        self._answer()
+        self._answer(f"add {cpus}")
 
-    def _answer(self) -> str:
+    def _answer(self, command: str = "") -> str:
+        if command:
+            print(command, file=self._process.stdin, flush=True)
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("done"):

@@ -13,23 +13,22 @@ what is left. Started once more with the same
 """
 
 import argparse
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-import psutil
 import torch
 
 from benchmarks import UserError
 from benchmarks.arguments import add_out, positive
 from benchmarks.gpu.check import check
 from benchmarks.gpu.steps import STEPS, Step, steps
-from benchmarks.report import join_machine, output_folder, write_table
-from benchmarks.runner import ROOT
+from benchmarks.processes import started
+from benchmarks.report import here, output_folder, write_table
 from lib.run import describe_machine
 
 GRACE_SECONDS = 30  # for a step that is asked to stop to write its records
@@ -84,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
     if not gpu and not args.rehearse:
         raise UserError("torch finds no usable GPU here (--rehearse needs none)")
     out = output_folder(args.out).resolve()
-    machine = describe_machine(torch.device("cuda" if gpu else "cpu"))
-    print(join_machine(machine), flush=True)
+    where = here(describe_machine(torch.device("cuda" if gpu else "cpu")))
+    print(where, flush=True)
     planned = [step for step in steps(out, cuda=gpu, tiny=args.rehearse) if step.name in args.only]
     outcomes: list[Outcome] = []
     deadline = time.monotonic() + 60 * args.minutes
@@ -95,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"[{number}/{len(planned)}] {step.name}: {step.why}", flush=True)
             outcomes.append(make(step, left, out))
             print(f"    {line(outcomes[-1])}", flush=True)
-            summarise(outcomes, join_machine(machine), out)
+            summarise(outcomes, where, out)
     finally:
         print(f"what held and what did not: {out / 'summary.md'}")
     return 0 if all(outcome.how in (DONE, NO_TIME) for outcome in outcomes) else 1
@@ -128,32 +127,14 @@ def make(step: Step, left: float, out: Path) -> Outcome:
     return Outcome(step, how, minutes, last_line(log))
 
 
-def execute(command: Sequence[str], log: object, seconds: float) -> int | None:
+def execute(command: Sequence[str], log: IO[str], seconds: float) -> int | None:
     """Run a program; its exit code, None if it had to be stopped."""
-    process = subprocess.Popen(
-        [sys.executable, *command], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, process_group=0
-    )
-    try:
-        return process.wait(max(seconds, 0))
-    except subprocess.TimeoutExpired:
-        return None
-    finally:  # by Ctrl-C, too
-        stop(process)
-
-
-def stop(process: subprocess.Popen) -> None:
-    """Ask a program to end; it passes that on to its runs, which write their records."""
-    if process.poll() is not None:
-        return
-    below = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for child in psutil.wait_procs(below, timeout=1)[1]:
-        child.kill()
+    full = [sys.executable, *command]
+    with started(full, GRACE_SECONDS, stdout=log, stderr=subprocess.STDOUT) as process:
+        try:
+            return process.wait(max(seconds, 0))
+        except subprocess.TimeoutExpired:
+            return None
 
 
 def last_line(log: Path) -> str:
@@ -167,7 +148,7 @@ def line(outcome: Outcome) -> str:
     return f"{outcome.how} after {outcome.minutes:.1f} minutes: {outcome.told}"
 
 
-def summarise(outcomes: Sequence[Outcome], machine: str, out: Path) -> None:
+def summarise(outcomes: Sequence[Outcome], where: str, out: Path) -> None:
     """Write what is known so far."""
     held = [outcome.step.name for outcome in outcomes if outcome.how == DONE]
     others = [outcome.step.name for outcome in outcomes if outcome.how in (FAILED, TOO_LONG)]
@@ -180,7 +161,7 @@ def summarise(outcomes: Sequence[Outcome], machine: str, out: Path) -> None:
             for o in outcomes
         ],
         [
-            f"Machine: {machine}",
+            where,
             f"Held: {', '.join(held) or 'nothing'}",
             f"Did not hold, or was not done in time: {', '.join(others) or 'nothing'}",
         ],

@@ -63,28 +63,22 @@ def steps(out: Path, *, cuda: bool, tiny: bool) -> list[Step]:
         return Step(f"sweep-{name}", "one setting changed", (command,), 3, 12)
 
     waits = [
-        ("-m", "benchmarks.gpu.waits", rung, *gpu, "--updates", "5" if tiny else "200")
+        (*BENCHMARKS, "waits", rung, *gpu, "--updates", "5" if tiny else "200")
         for rung in ("01_baseline", "03_parallel")
     ]
     tests = ("-m", "pytest", "-n", "4", "-rf", "tests/test_gpu.py", "tests/test_emulator_cuda.py")
-    games = ("--games", "2", "--steps", "10") if tiny else ()
-    console = ("-m", "benchmarks.gpu.console", *gpu, *games, "--out", at)
+    games = ("--games", "2", "--seconds", "0", "--rounds", "1") if tiny else ()
+    emulator = (*BENCHMARKS, "emulator", *gpu, *games, "--out", f"{at}/emulator")
     techniques = (*BENCHMARKS, "techniques", *gpu, *quick, *some, "--out", f"{at}/techniques")
     one = ("01_baseline",) if tiny else ()
     apart = (*BENCHMARKS, "breakdown", *one, *gpu, *few, "--out", f"{at}/breakdown")
     about = ("-m", "torch.utils.collect_env")
     speedruns = [name for name in ("07", "08") if any(r.startswith(name) for r in find_rungs())]
     return [
-        Step(
-            "versions",
-            "what the figures are figures of",
-            (about,),
-            0,
-            2,
-        ),
+        Step("versions", "what was measured with", (about,), 0, 2),
         Step("tests", "what only a real GPU can show", (tests,), 2, 15),
         Step("waits", "where the CPU waits for the GPU, by line", tuple(waits), 1, 4),
-        Step("console", "the console's games on the GPU", (console,), 2, 6),
+        Step("emulator", "the emulator's games on the GPU", (emulator,), 2, 6),
         Step("fps", "frames per second of every rung", ladder("fps", 1, *cheap, *short), 3, 12),
         *(solve(rung, 12) for rung in speedruns),
         solve("06", 25),

@@ -12,20 +12,18 @@ requirements-peers.txt.
 import argparse
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import Failed, UserError, plots
+from benchmarks import Failed, UserError, charts
 from benchmarks.arguments import add_counts, add_epsilon, add_out
-from benchmarks.report import join_machine, output_folder, short_machine, spread, write_table
-from benchmarks.runner import ROOT
+from benchmarks.processes import output_of
+from benchmarks.report import here, output_folder, short_machine, spread, write_table
 from benchmarks.timing import chosen_device
 from lib.run import describe_machine
 
@@ -33,7 +31,6 @@ ONE, THREE = "1 environment, update of 32", "3 environments, update of 96"
 PARALLEL = "player process, update of 128"
 PTAN_LOOP, SB3_LOOP = "benchmarks/peers/ptan_loop.py", "benchmarks/peers/sb3_loop.py"
 LADDER, PTAN, SB3 = "this ladder", "ptan 0.8.1", "Stable-Baselines3 2.9.2"
-COLOURS = dict(zip((LADDER, PTAN, SB3), plots.PALETTE, strict=False))
 HINT = (
     "there is no interpreter {python}; make it with: python -m venv .venv-peers && "
     ".venv-peers/bin/pip install torch==2.13.0 && "
@@ -83,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run everybody, write table and figure."""
+    """Run everybody, write table and chart."""
     if not args.python.exists():
         raise UserError(HINT.format(python=args.python))
     device = chosen_device(args.cuda)
@@ -111,69 +108,44 @@ def measure(contender: Contender, args: argparse.Namespace, seed: int) -> float:
             own = ["--epsilon-start", epsilon, "--epsilon-final", epsilon, "--run-dir", folder]
             own += ["--max-frames", str(args.replay_initial + args.frames)]
         else:
-            interpreter = str(args.python)
+            interpreter = str(args.python.absolute())
             own = ["--epsilon", str(args.epsilon), "--frames", str(args.frames)]
-        command = [interpreter, str(ROOT / contender.program), *contender.flags, *shared, *own]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    return read_fps(contender, done)
-
-
-def read_fps(contender: Contender, done: subprocess.CompletedProcess[str]) -> float:
-    """Find the figure in the last line that was printed."""
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        errors = done.stderr.strip().splitlines() or ["it printed nothing"]
-        raise Failed(f"{contender.name} ({contender.program}): {errors[-1]}")
+        command = [interpreter, contender.program, *contender.flags, *shared, *own]
+        last = output_of(command, f"{contender.name} ({contender.program})")[-1]
     if contender.name != LADDER:
-        return float(json.loads(lines[-1])["fps"])
-    found = re.search(r"([\d,.]+) FPS$", lines[-1])
+        return float(json.loads(last)["fps"])
+    found = re.search(r"([\d,.]+) FPS$", last)
     if not found:
-        raise Failed(f"{contender.program} ended with {lines[-1]!r}")
+        raise Failed(f"{contender.program} ended with {last!r}")
     return float(found[1].replace(",", ""))
 
 
 def write(
     fps: dict[Contender, list[float]], args: argparse.Namespace, out: Path, machine: dict[str, Any]
 ) -> None:
-    """Table and figure: the ladder's speed against the others', round by round."""
+    """Table and chart: the ladder's speed against the others', round by round."""
     path = out / f"peers{'-cuda' if args.cuda else ''}"
     title = f"The same work on this ladder and its peers, on the {'GPU' if args.cuda else 'CPU'}"
     baseline = {one.work: rates for one, rates in fps.items() if one.name == LADDER}
     rows = []
     for one, rates in fps.items():
         ratios = [ours / theirs for ours, theirs in zip(baseline[one.work], rates, strict=True)]
-        ratio = f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-        rows.append([one.work, one.name, spread(rates), ratio])
-    how = (
+        rows.append([one.work, one.name, spread(rates), spread(ratios, 2)])
+    notes = [
+        f"{here(machine)}; the peers with torch 2.13.0, too",
         f"Seeds 0 to {args.rounds - 1}, one per round, everybody in turn; {args.frames:,} frames "
-        f"after filling the replay buffer with {args.replay_initial:,}; epsilon {args.epsilon:g}"
-    )
-    write_table(
-        path,
-        title,
-        ["work", "who", "FPS", "the ladder is faster by (x)"],
-        rows,
-        [
-            f"Machine: {join_machine(machine)}; the peers with torch 2.13.0, too",
-            how,
-            "Medians (and their range); the ratio is taken round by round",
-            "Everybody's own wrappers and replay buffer. ptan's in a loop of ours, with a "
-            "multiprocessing.Queue of 8 where the player has its process; it waits for at least "
-            "one new frame per update, as the rung does",
-            "Stable-Baselines3 uses the smooth L1 loss and clips gradients, and has no loop with "
-            "a player process",
-        ],
-    )
-    plots.bar_figure(
-        path.with_suffix(".png"),
-        title,
-        "FPS (agent steps per second of wall clock, while training)",
-        [
-            plots.Bar(f"{one.work}: {one.name}", rates, COLOURS[one.name])
-            for one, rates in fps.items()
-        ],
-        f"{short_machine(machine)}; seeds 0 to {args.rounds - 1}",
-    )
-    for row in rows:
-        print("  ".join(row))
+        f"after filling the replay buffer with {args.replay_initial:,}; epsilon {args.epsilon:g}",
+        "Medians (and their range); the ratio is taken round by round",
+        "Everybody's own wrappers and replay buffer. ptan's in a loop of ours, with a "
+        "multiprocessing.Queue of 8 where the player has its process; it waits for at least "
+        "one new frame per update, as the rung does",
+        "Stable-Baselines3 uses the smooth L1 loss and clips gradients, and has no loop with "
+        "a player process",
+    ]
+    header = ["work", "who", "FPS", "the ladder is faster by (x)"]
+    print(write_table(path, title, header, rows, notes))
+    unit = "FPS (agent steps per second of wall clock, while training)"
+    bars = [charts.Bar(f"{one.work}: {one.name}", rates, one.name) for one, rates in fps.items()]
+    corner = f"{short_machine(machine)}; seeds 0 to {args.rounds - 1}"
+    charts.bar_chart(path.with_suffix(".png"), title, unit, bars, corner)
     print(f"written to {out}")

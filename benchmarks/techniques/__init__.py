@@ -11,43 +11,24 @@ what the others are compared with. What this machine cannot run is listed with t
 import argparse
 import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tqdm import tqdm
 
-from benchmarks import plots
+from benchmarks import charts
 from benchmarks.arguments import add_counts, add_out
-from benchmarks.report import join_machine, output_folder, short_machine, write_table
+from benchmarks.report import here, output_folder, short_machine, write_table
 from benchmarks.techniques.environments import environments
 from benchmarks.techniques.measuring import Alternative, Result, Settings, measure
-from benchmarks.techniques.network import (
-    compilation,
-    copies,
-    cudnn_benchmark,
-    device,
-    memory_format,
-    optimizer,
-    precision,
-    relu,
-)
-from benchmarks.techniques.process import denormals, freed_memory
+from benchmarks.techniques.network import NETWORK
 from benchmarks.techniques.replay import replay
 from benchmarks.timing import chosen_device
 from lib.run import describe_machine, prepare_torch
 
 TECHNIQUES: dict[str, Callable[[Settings], list[Alternative]]] = {
-    "device": device,
-    "memory-format": memory_format,
-    "precision": precision,
-    "cudnn-benchmark": cudnn_benchmark,
-    "compilation": compilation,
-    "relu": relu,
-    "optimizer": optimizer,
-    "copies": copies,
+    **NETWORK,
     "environments": environments,
     "replay": replay,
-    "freed-memory": freed_memory,
-    "denormals": denormals,
 }
 HEADER = ["technique", "work", "alternative", "median", "spread", "unit", "gain", "gain's spread"]
 NOTES = [
@@ -83,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the techniques, write table and figure."""
+    """Measure the techniques, write table and chart."""
     device = chosen_device(args.cuda)
     out = output_folder(args.out)
     warnings.filterwarnings("ignore", category=DeprecationWarning)  # of TorchScript
@@ -107,14 +88,12 @@ def run(args: argparse.Namespace) -> int:
         f"transitions; {args.repeats} measurements of {args.milliseconds} ms, in turn"
     )
     rows = [row(result) for result in results]
-    write_table(path, title, HEADER, rows, [f"Machine: {join_machine(machine)}", how, *NOTES])
-    for cells in rows:
-        print("  ".join(cell for cell in cells if cell))
-    plots.bar_figure(
+    print(write_table(path, title, HEADER, rows, [here(machine), how, *NOTES]))
+    charts.bar_chart(
         path.with_suffix(".png"),
         title,
         "gain: times as good as the first alternative (bar: median, line: min to max)",
-        [bar_of(result, args.only) for result in results],
+        [bar_of(result) for result in results],
         short_machine(machine),
         row_height=0.25,
         reference=1.0,
@@ -129,19 +108,12 @@ def row(result: Result) -> list[str]:
     cells = [result.technique, alternative.task.replace("_", " "), alternative.name]
     if not result.values:
         return [*cells, f"not run: {result.reason}", "", "", "", ""]
-    cells += [
-        number(statistics.median(result.values)),
-        f"{number(min(result.values))} to {number(max(result.values))}",
-        alternative.unit,
-    ]
+    values = [number(f(result.values)) for f in (statistics.median, min, max)]
+    cells += [values[0], " to ".join(values[1:]), alternative.unit]
     if not result.gains:  # the first one was not run
         return [*cells, "", ""]
-    gains = result.gains
-    return [
-        *cells,
-        f"{statistics.median(gains):.2f}",
-        f"{min(gains):.2f} to {max(gains):.2f}",
-    ]
+    gains = [f"{f(result.gains):.2f}" for f in (statistics.median, min, max)]
+    return [*cells, gains[0], " to ".join(gains[1:])]
 
 
 def number(value: float) -> str:
@@ -149,9 +121,8 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
 
 
-def bar_of(result: Result, techniques: Sequence[str]) -> plots.Bar:
-    """A bar of the figure."""
+def bar_of(result: Result) -> charts.Bar:
+    """A bar of the chart."""
     technique, work, name, *_ = row(result)
-    colour = plots.PALETTE[techniques.index(technique) % len(plots.PALETTE)]
     note = f"not run: {result.reason}" if result.reason else "not comparable"
-    return plots.Bar(f"{technique} / {work}: {name}", result.gains, colour, note)
+    return charts.Bar(f"{technique} / {work}: {name}", result.gains, technique, note)

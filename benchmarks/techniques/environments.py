@@ -3,21 +3,13 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from ale_py import AtariVectorEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from benchmarks.techniques.measuring import (
-    ACTIONS,
-    DEFAULTS,
-    Alternative,
-    Measure,
-    Settings,
-    milliseconds,
-)
+from benchmarks.techniques.measuring import ACTIONS, DEFAULTS, Alternative, Measure, Settings, rate
 from lib.atari_wrappers import make_atari, wrap_deepmind
 
 
@@ -29,10 +21,6 @@ def make_env() -> gym.Env:
 def environments(settings: Settings) -> list[Alternative]:
     """Random play, the frames as arrays, and new games where old ones end."""
     n = settings.envs
-
-    def rate(step: Callable[[], Any], frames: int) -> Measure:
-        measure_step = milliseconds(step, settings.seconds)
-        return lambda: frames / measure_step() * 1e3
 
     def stepper(seed: int) -> Callable[[], np.ndarray]:
         env = make_env()
@@ -48,32 +36,27 @@ def environments(settings: Settings) -> list[Alternative]:
 
         return step
 
-    def one() -> Measure:
-        return rate(stepper(0), 1)
-
     def threads() -> Measure:
         steps = [stepper(seed) for seed in range(n)]
         pool = settings.cleanup.enter_context(ThreadPoolExecutor(n))
-        return rate(lambda: list(pool.map(lambda step: step(), steps)), n)
+        return rate(lambda: list(pool.map(lambda step: step(), steps)), n, settings.seconds)
 
     def vector(make: Callable[[], gym.vector.VectorEnv]) -> Measure:
         envs = make()
         settings.cleanup.callback(envs.close)
         envs.reset(seed=0)
         rng = np.random.default_rng(0)
-        return rate(lambda: envs.step(rng.integers(ACTIONS, size=n)), n)
+        return rate(lambda: envs.step(rng.integers(ACTIONS, size=n)), n, settings.seconds)
 
-    def processes() -> gym.vector.VectorEnv:
-        return AsyncVectorEnv([make_env] * n, context="spawn")
-
+    in_turn = partial(vector, lambda: SyncVectorEnv([make_env] * n))
+    processes = partial(vector, lambda: AsyncVectorEnv([make_env] * n, context="spawn"))
+    in_cpp = partial(vector, lambda: AtariVectorEnv("pong", n, episodic_life=True))
     ways: dict[str, Callable[[], Measure]] = {
-        "one": one,
-        f"{n} in turn (SyncVectorEnv)": partial(vector, lambda: SyncVectorEnv([make_env] * n)),
-        f"{n} processes (AsyncVectorEnv)": partial(vector, processes),
+        "one": lambda: rate(stepper(0), 1, settings.seconds),
+        f"{n} in turn (SyncVectorEnv)": in_turn,
+        f"{n} processes (AsyncVectorEnv)": processes,
         f"{n} threads": threads,
-        f"{n} in C++ (AtariVectorEnv)": partial(
-            vector, lambda: AtariVectorEnv("pong", n, episodic_life=True)
-        ),
+        f"{n} in C++ (AtariVectorEnv)": in_cpp,
     }
     unit = "frames per second"
     return [Alternative("step", name, build, unit) for name, build in ways.items()]

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import now
+from benchmarks.timing import seconds_per_call, warm
 from lib.arguments import Hyperparams
 
 DEFAULTS = Hyperparams()
 SHAPE, ACTIONS = (4, 84, 84), 6  # Pong, as the rungs see it
-WARM_UP = 3  # calls before anything is timed
 
 Measure = Callable[[], float]  # measures once
 
@@ -29,9 +28,16 @@ class Settings:
     device: torch.device
     batch_size: int
     seconds: float  # of one measurement
-    envs: int
-    transitions: int
+    envs: int = 1
+    transitions: int = 1
     cleanup: ExitStack = field(default_factory=ExitStack)
+
+    def need_gpu(self) -> None:
+        """Raise unless this measures on a GPU."""
+        if not torch.cuda.is_available():
+            raise NotRun("no GPU")
+        if self.device.type != "cuda":
+            raise NotRun("without --cuda")
 
 
 @dataclass(frozen=True)
@@ -94,26 +100,13 @@ def one_line(error: Exception) -> str:
     return text if isinstance(error, NotRun) else f"{type(error).__name__}: {text}"[:160]
 
 
-def milliseconds(
-    work: Callable[[], Any], seconds: float, device: torch.device | str = "cpu"
-) -> Measure:
-    """Warm up, find out how often the work fits into the seconds, and return what measures."""
-    device = torch.device(device)
-
-    def timed(calls: int) -> float:
-        begin = now(device)
-        for _ in range(calls):
-            work()
-        return (now(device) - begin) / calls
-
-    timed(WARM_UP)
-    calls = max(1, round(seconds / timed(WARM_UP)))
-    return lambda: timed(calls) * 1e3
+def milliseconds(work: Callable[[], Any], seconds: float) -> Measure:
+    """Warm up, and return what measures a call."""
+    warm(work)
+    return lambda: seconds_per_call(work, seconds) * 1e3
 
 
-def need_gpu(settings: Settings) -> None:
-    """Raise unless this measures on a GPU."""
-    if not torch.cuda.is_available():
-        raise NotRun("no GPU")
-    if settings.device.type != "cuda":
-        raise NotRun("without --cuda")
+def rate(work: Callable[[], Any], count: int, seconds: float) -> Measure:
+    """Warm up, and return what measures how many of the things in a call there are per second."""
+    warm(work)
+    return lambda: count / seconds_per_call(work, seconds)

@@ -1,4 +1,7 @@
-"""Techniques for the network: device, memory format, precision, compilation, optimizer, copies."""
+"""Techniques for the network: device, memory format, precision, compilation, optimizer, copies.
+
+Two need a fresh process for every measurement: freed memory, and denormal numbers.
+"""
 
 import copy
 import shutil
@@ -11,23 +14,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.processes import in_fresh_process
 from benchmarks.techniques.measuring import (
     ACTIONS,
     DEFAULTS,
     SHAPE,
-    WARM_UP,
     Alternative,
     Measure,
     NotRun,
     Settings,
     milliseconds,
-    need_gpu,
 )
+from benchmarks.timing import WARM_UP
 from lib.dqn_model import DQN, adam
 from lib.loss import bellman_loss
 from lib.replay_buffer import Batch
+from lib.run import keep_freed_memory
 
 DIFFERENT_BATCHES = 8
+CPU = torch.device("cpu")
 
 
 class Learner:
@@ -40,6 +45,7 @@ class Learner:
         dtype: of autocast; None for full precision.
         scale: the loss, so that float16 gradients do not vanish.
         device: instead of that of the settings.
+        flags: makes a context manager, under which the work is done.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class Learner:
         dtype: torch.dtype | None = None,
         scale: bool = False,
         device: str = "",
+        flags: Callable[[], AbstractContextManager] | None = None,
     ) -> None:
         self.device = torch.device(device) if device else settings.device
         torch.manual_seed(0)  # the same weights for every alternative
@@ -59,9 +66,12 @@ class Learner:
         self.optimizer = make_optimizer(self.net)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=scale)
         self.dtype = dtype
-        batches = [random_batch(settings.batch_size, i) for i in range(DIFFERENT_BATCHES)]
+        batches = random_batches(settings)
+        self.state = batches[0].states[:1]
         self.batches = cycle([to_device(batch, self.device) for batch in batches])
-        self.state = random_batch(1, 0).states
+        if flags:
+            self.forward = under(flags, self.forward)  # type: ignore[method-assign]
+            self.update = under(flags, self.update)  # type: ignore[method-assign]
 
     def act(self) -> None:
         """Choose the action for one state, which comes from the CPU."""
@@ -96,17 +106,31 @@ class Learner:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
 
 
-def random_batch(size: int, seed: int) -> Batch:
-    """A batch of noise on the CPU."""
-    generator = torch.Generator().manual_seed(seed)
-    states = torch.randint(0, 256, (2, size, *SHAPE), dtype=torch.uint8, generator=generator)
-    return Batch(
-        states=states[0],
-        actions=torch.randint(0, ACTIONS, (size,), generator=generator),
-        rewards=torch.randn(size, generator=generator),
-        terminated=torch.rand(size, generator=generator) < 0.01,
-        next_states=states[1],
-    )
+def under(flags: Callable[[], AbstractContextManager], work: Callable[[], None]) -> Any:
+    """The work, under some of torch's flags."""
+
+    def flagged() -> None:
+        with flags():
+            work()
+
+    return flagged
+
+
+def random_batches(settings: Settings) -> list[Batch]:
+    """Batches of noise on the CPU."""
+    size, generator = settings.batch_size, torch.Generator().manual_seed(0)
+
+    def batch() -> Batch:
+        states = torch.randint(0, 256, (2, size, *SHAPE), dtype=torch.uint8, generator=generator)
+        return Batch(
+            states=states[0],
+            actions=torch.randint(0, ACTIONS, (size,), generator=generator),
+            rewards=torch.randn(size, generator=generator),
+            terminated=torch.rand(size, generator=generator) < 0.01,
+            next_states=states[1],
+        )
+
+    return [batch() for _ in range(DIFFERENT_BATCHES)]
 
 
 def to_device(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
@@ -116,14 +140,13 @@ def to_device(batch: Batch, device: torch.device, non_blocking: bool = False) ->
 
 def at_work(
     settings: Settings,
-    ways: dict[str, Callable[[], Learner]],
+    ways: dict[str, Callable[[], Any]],
     tasks: tuple[str, ...] = ("forward", "update"),
 ) -> list[Alternative]:
     """Measure methods of each learner."""
 
-    def build(make: Callable[[], Learner], task: str) -> Measure:
-        learner = make()
-        return milliseconds(getattr(learner, task), settings.seconds, learner.device)
+    def build(make: Callable[[], Any], task: str) -> Measure:
+        return milliseconds(getattr(make(), task), settings.seconds)
 
     return [
         Alternative(task, name, partial(build, make, task))
@@ -132,13 +155,19 @@ def at_work(
     ]
 
 
+def on_gpu(settings: Settings, make: Callable[..., Any], *args: Any, **named: Any) -> Callable:
+    """Makes a learner, if there is a GPU to work on."""
+
+    def build() -> Any:
+        settings.need_gpu()
+        return make(settings, *args, **named)
+
+    return build
+
+
 def device(settings: Settings) -> list[Alternative]:
     """CPU against GPU."""
-
-    def gpu() -> Learner:
-        need_gpu(settings)
-        return Learner(settings, device="cuda")
-
+    gpu = on_gpu(settings, Learner, device="cuda")
     ways = {"CPU": lambda: Learner(settings, device="cpu"), "GPU": gpu}
     return at_work(settings, ways, ("act", "forward", "update"))
 
@@ -165,61 +194,25 @@ def memory_format(settings: Settings) -> list[Alternative]:
 
 
 def precision(settings: Settings) -> list[Alternative]:
-    """Full precision against autocast."""
-
-    def half() -> Learner:
-        need_gpu(settings)  # the CPU has no gradients worth having in float16
-        return Learner(settings, dtype=torch.float16, scale=True)
-
-    def exact() -> Learner:
-        need_gpu(settings)  # the CPU always is
-        return Flagged(settings, torch.backends.cudnn.flags, enabled=True, allow_tf32=False)
-
+    """Full precision against autocast; the CPU is exact, and has no gradients for float16."""
+    exact = partial(torch.backends.cudnn.flags, enabled=True, allow_tf32=False)
     ways = {
         "float32": lambda: Learner(settings),
-        "float32, convolutions without TF32": exact,
+        "float32, convolutions without TF32": on_gpu(settings, Learner, flags=exact),
         "bfloat16 autocast": lambda: Learner(settings, dtype=torch.bfloat16),
-        "float16 autocast, scaled": half,
+        "float16 autocast, scaled": on_gpu(settings, Learner, dtype=torch.float16, scale=True),
     }
     return at_work(settings, ways)
 
 
-class Flagged(Learner):
-    """A learner that works under some of torch's flags.
-
-    Args:
-        settings: as for ``Learner``.
-        flags: a context manager that sets them.
-        values: of the flags.
-    """
-
-    def __init__(
-        self, settings: Settings, flags: Callable[..., AbstractContextManager], **values: bool
-    ) -> None:
-        super().__init__(settings)
-        self.flags = partial(flags, **values)
-
-    def forward(self) -> None:
-        """As ``Learner.forward``."""
-        with self.flags():
-            super().forward()
-
-    def update(self) -> None:
-        """As ``Learner.update``."""
-        with self.flags():
-            super().update()
-
-
 def cudnn_benchmark(settings: Settings) -> list[Alternative]:
     """cuDNN's choice of kernels by its own rules, or by trying all of them once."""
-
-    def flagged(benchmark: bool) -> Learner:
-        need_gpu(settings)
-        # All of these flags have other defaults than torch's state.
-        flags = torch.backends.cudnn.flags
-        return Flagged(settings, flags, enabled=True, benchmark=benchmark, allow_tf32=True)
-
-    ways = {"chosen by rule": partial(flagged, False), "chosen by trial": partial(flagged, True)}
+    # All of these flags have other defaults than torch's state.
+    flags = partial(torch.backends.cudnn.flags, enabled=True, allow_tf32=True)
+    ways = {
+        "chosen by rule": on_gpu(settings, Learner, flags=partial(flags, benchmark=False)),
+        "chosen by trial": on_gpu(settings, Learner, flags=partial(flags, benchmark=True)),
+    }
     return at_work(settings, ways)
 
 
@@ -227,23 +220,13 @@ class Captured(Learner):
     """Forward pass and update as captured CUDA graphs, fed through tensors that stay in place."""
 
     def __init__(self, settings: Settings) -> None:
-        need_gpu(settings)
-
-        def optimizer(net: nn.Module) -> torch.optim.Optimizer:
-            rate = DEFAULTS.learning_rate
-            return torch.optim.Adam(net.parameters(), rate, fused=True, capturable=True)
-
-        super().__init__(settings, optimizer=optimizer)
+        kind = {"lr": DEFAULTS.learning_rate, "fused": True, "capturable": True}
+        super().__init__(settings, optimizer=lambda net: torch.optim.Adam(net.parameters(), **kind))
         self.static = Batch(*(tensor.clone() for tensor in next(self.batches)))
-        self.forward_graph = self.capture(self.values)
+        self.forward_graph = self.capture(torch.no_grad()(lambda: self.net(self.static.states)))
         self.update_graph = self.capture(lambda: self.learn(self.static))
 
-    def values(self) -> None:
-        """The forward pass that is captured."""
-        with torch.no_grad():
-            self.net(self.static.states)
-
-    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def capture(self, work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
         """Run the work a few times beside the main stream, as capturing wants it; record it."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -287,7 +270,7 @@ def compilation(settings: Settings) -> list[Alternative]:
         "eager": lambda: Learner(settings),
         "TorchScript": lambda: changed(torch.jit.script),
         "torch.compile": compiled,
-        "CUDA graph": lambda: Captured(settings),
+        "CUDA graph": on_gpu(settings, Captured),
     }
     return at_work(settings, ways)
 
@@ -309,51 +292,118 @@ def relu(settings: Settings) -> list[Alternative]:
     return at_work(settings, ways)
 
 
+class Stepping(Learner):
+    """A learner with one of the kinds of Adam."""
+
+    def __init__(self, settings: Settings, **kind: bool) -> None:
+        rate = DEFAULTS.learning_rate
+        super().__init__(
+            settings, optimizer=lambda net: torch.optim.Adam(net.parameters(), rate, **kind)
+        )
+        self.update()  # gradients to step with
+        self.step = self.optimizer.step
+
+
 def optimizer(settings: Settings) -> list[Alternative]:
     """Adam tensor by tensor, by lists of tensors, and fused."""
-    kinds: dict[str, dict[str, bool]] = {
-        "tensor by tensor": {"foreach": False, "fused": False},
-        "foreach": {"foreach": True},
-        "fused": {"fused": True},
+    ways = {
+        "tensor by tensor": partial(Stepping, settings, foreach=False, fused=False),
+        "foreach": partial(Stepping, settings, foreach=True),
+        "fused": partial(Stepping, settings, fused=True),
     }
-
-    class Stepping(Learner):
-        def __init__(self, kind: dict[str, bool]) -> None:
-            rate = DEFAULTS.learning_rate
-            super().__init__(
-                settings, optimizer=lambda net: torch.optim.Adam(net.parameters(), rate, **kind)
-            )
-            self.update()  # gradients to step with
-
-        def step(self) -> None:
-            self.optimizer.step()
-
-    ways = {name: partial(Stepping, kind) for name, kind in kinds.items()}
     return at_work(settings, ways, ("step", "update"))
+
+
+class Copying(Learner):
+    """A learner whose batches come from the CPU."""
+
+    def __init__(self, settings: Settings, pin: bool, non_blocking: bool) -> None:
+        super().__init__(settings)
+        self.non_blocking = non_blocking
+        batches = random_batches(settings)
+        if pin:
+            batches = [Batch(*(tensor.pin_memory() for tensor in batch)) for batch in batches]
+        self.batches = cycle(batches)
+
+    def copy(self) -> Batch:
+        """Copy a batch."""
+        return to_device(next(self.batches), self.device, self.non_blocking)
+
+    def copy_and_update(self) -> None:
+        """Copy it, and learn from it."""
+        self.learn(self.copy())
 
 
 def copies(settings: Settings) -> list[Alternative]:
     """Batches to the GPU: pageable or pinned memory, blocking or not."""
-
-    class Copying(Learner):
-        def __init__(self, pin: bool, non_blocking: bool) -> None:
-            need_gpu(settings)
-            super().__init__(settings)
-            self.non_blocking = non_blocking
-            batches = [random_batch(settings.batch_size, i) for i in range(DIFFERENT_BATCHES)]
-            if pin:
-                batches = [Batch(*(tensor.pin_memory() for tensor in batch)) for batch in batches]
-            self.batches = cycle(batches)
-
-        def copy(self) -> Batch:
-            return to_device(next(self.batches), self.device, self.non_blocking)
-
-        def copy_and_update(self) -> None:
-            self.learn(self.copy())
-
     ways = {
-        "pageable, blocking": partial(Copying, False, False),
-        "pinned, blocking": partial(Copying, True, False),
-        "pinned, non-blocking": partial(Copying, True, True),
+        "pageable, blocking": on_gpu(settings, Copying, False, False),
+        "pinned, blocking": on_gpu(settings, Copying, True, False),
+        "pinned, non-blocking": on_gpu(settings, Copying, True, True),
     }
     return at_work(settings, ways, ("copy", "copy_and_update"))
+
+
+def fresh_update(batch_size: int, seconds: float, keep: bool, flush: bool, idle: bool) -> float:
+    """Milliseconds of an update on the CPU, in a process with these settings.
+
+    Args:
+        batch_size: of the update.
+        seconds: of the measurement.
+        keep: freed memory stays in the process.
+        flush: denormal numbers count as zero.
+        idle: half of the hidden units are never active, and for so long that their moments
+            in Adam have become denormal.
+    """
+    torch.set_flush_denormal(flush)
+    if keep:
+        keep_freed_memory()
+    learner = Learner(Settings(CPU, batch_size, seconds))
+    if idle:
+        hidden = learner.net.fc[0]
+        half = hidden.out_features // 2
+        with torch.no_grad():
+            hidden.bias[:half] = -1e6
+        learner.update()  # Adam makes its state
+        for parameter in (hidden.weight, hidden.bias):
+            state = learner.optimizer.state[parameter]
+            state["exp_avg"][:half] = 1e-40
+            state["exp_avg_sq"][:half] = 1e-40
+    return milliseconds(learner.update, seconds)()
+
+
+def in_fresh_processes(
+    settings: Settings, ways: dict[str, tuple[bool, bool, bool]]
+) -> list[Alternative]:
+    """An update under each way of (keep, flush, idle)."""
+
+    def build(way: tuple[bool, bool, bool]) -> Measure:
+        return lambda: in_fresh_process(fresh_update, settings.batch_size, settings.seconds, *way)
+
+    return [Alternative("update, CPU", name, partial(build, way)) for name, way in ways.items()]
+
+
+def freed_memory(settings: Settings) -> list[Alternative]:
+    """Freed memory goes back to the kernel, or the process keeps it."""
+    ways = {"given back (glibc's default)": (False, True, False), "kept": (True, True, False)}
+    return in_fresh_processes(settings, ways)
+
+
+def denormals(settings: Settings) -> list[Alternative]:
+    """Denormal numbers computed, or flushed to zero; half of the hidden units never active."""
+    ways = {"computed (default)": (True, False, True), "flushed to zero": (True, True, True)}
+    return in_fresh_processes(settings, ways)
+
+
+NETWORK: dict[str, Callable[[Settings], list[Alternative]]] = {
+    "device": device,
+    "memory-format": memory_format,
+    "precision": precision,
+    "cudnn-benchmark": cudnn_benchmark,
+    "compilation": compilation,
+    "relu": relu,
+    "optimizer": optimizer,
+    "copies": copies,
+    "freed-memory": freed_memory,
+    "denormals": denormals,
+}

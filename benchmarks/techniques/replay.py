@@ -10,15 +10,8 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks.techniques.measuring import (
-    ACTIONS,
-    SHAPE,
-    Alternative,
-    Measure,
-    Settings,
-    milliseconds,
-)
-from benchmarks.techniques.process import in_fresh_process
+from benchmarks.processes import in_fresh_process
+from benchmarks.techniques.measuring import ACTIONS, SHAPE, Alternative, Measure, Settings, rate
 from lib.atari_wrappers import LazyFrames
 from lib.experience import Transition
 from lib.replay_buffer import Batch, ReplayBuffer
@@ -138,15 +131,11 @@ def replay(settings: Settings) -> list[Alternative]:
             for transition in ready:
                 buffer.append(transition)
 
-        measure_fill = milliseconds(fill, settings.seconds)
-        return lambda: len(ready) / measure_fill() * 1e3
+        return rate(fill, len(ready), settings.seconds)
 
     def sample(kind: str) -> Measure:
         buffer = full_buffer(kind, settings.transitions, settings.device)
-        measure_sample = milliseconds(
-            lambda: buffer.sample(settings.batch_size), settings.seconds, settings.device
-        )
-        return lambda: 1e3 / measure_sample()
+        return rate(lambda: buffer.sample(settings.batch_size), 1, settings.seconds)
 
     def allocated(kind: str) -> Measure:
         count = min(settings.transitions, TRACED)

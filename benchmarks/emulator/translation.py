@@ -6,23 +6,16 @@
 
 All use the same table of instructions, run on the same television, and are compiled in the same
 way.
-
-    python -m benchmarks interpreter
 """
 
-import argparse
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
-import torch
 
-from benchmarks import Failed, calibration
-from benchmarks.arguments import add_counts, add_out
-from benchmarks.report import join_machine, output_folder, spread, write_table
-from benchmarks.runner import ROOT
+from benchmarks import Failed
+from benchmarks.timing import seconds_per_call
 from emulator.compiling import OPTIONS
 from emulator.control_flow import Code, End, Goto, If, Program
 from emulator.instructions import OPERAND_BYTES, TABLE, decode
@@ -31,8 +24,8 @@ from emulator.semantics import CONDITIONS, VARIABLES, store_function
 from emulator.state import CYCLES, FIELDS, REGISTER_X
 from emulator.translate import Translated, Writer, function, indent, translated_routines
 from emulator.translated import FRAME_END, HEADER, entry_point, program
-from lib.run import describe_machine
 
+FRAMES = 2_000  # after which the states are compared
 END = 0xFFFF  # behind the last block of a routine
 FIRST = 0xF0CE  # the instruction after the one that completes a picture
 OPERAND = {
@@ -174,41 +167,24 @@ def _lines(opcode: int) -> list[str]:
     return lines
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of this subcommand."""
-    add_counts(parser, {"frames": (2_000, "frames of a run"), "rounds": (5, "runs of each")})
-    add_out(parser, "runs/console")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Check, time and write."""
-    out = output_folder(args.out)
+def microseconds(rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Of a core for an emulated frame, nothing drawn, by way: a value for each round."""
     ways = {"interpreted": _interpreter(), "switch": _switch(), "structured": _structured}
-    beginning, taken = new_game(), {way: [] for way in ways}
-    for _ in range(args.rounds + 1):  # the first one compiles
-        after = {}
+    states = {}
+    for way, play in ways.items():
+        states[way] = np.zeros((FIELDS, 2), np.int32, order="F")
+        states[way][:, 0] = new_game()
+        play(states[way], FRAMES)
+    for way, state in states.items():
+        differs = state[:REGISTER_X, 0] != states["structured"][:REGISTER_X, 0]
+        if differs.any():
+            raise Failed(f"{way}: the state differs in the fields {np.flatnonzero(differs)}")
+    taken: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
         for way, play in ways.items():
-            s = np.zeros((FIELDS, 2), np.int32, order="F")
-            s[:, 0] = beginning
-            begin = time.thread_time()
-            play(s, args.frames)
-            taken[way].append((time.thread_time() - begin) / args.frames * 1e6)
-            after[way] = s[:REGISTER_X, 0]
-        for way, state in after.items():
-            if places := np.flatnonzero(state != after["structured"]).tolist():
-                raise Failed(f"{way}: the state differs in the fields {places}")
-    machine = describe_machine(torch.device("cpu"))
-    rows = [[way, spread(times[1:])] for way, times in taken.items()]
-    notes = [
-        "Microseconds that an emulated frame takes of a core, nothing drawn; median and range of "
-        f"{args.rounds} runs of {args.frames:,} frames in turn; all end in the same state",
-        f"Machine: {join_machine(machine)}, numba {numba.__version__}",
-        f"python -m benchmarks interpreter, commit {calibration.commit(ROOT) or 'unknown'}",
-    ]
-    header = ["way", "microseconds per frame"]
-    write_table(out / "interpreter", "What translating buys", header, rows, notes)
-    print((out / "interpreter.md").read_text(encoding="utf-8"))
-    return 0
+            work = seconds_per_call(lambda p=play, s=states[way]: p(s, FRAMES), seconds)
+            taken[way].append(work / FRAMES * 1e6)
+    return taken
 
 
 @entry_point

@@ -2,16 +2,20 @@
 
     python vector_loop.py {AtariVectorEnv,EnvPool} GAMES THREADS
 
-Run by ``python -m benchmarks console``, EnvPool in the peers' environment; it imports nothing of
-this project. A first line comes out once the games stand. That takes 80 ms of a core for each
-game, in which ALE's emulator, which EnvPool has, too, computes a table of colours.
+Run by ``python -m benchmarks emulator``, EnvPool in the peers' environment. A first line comes out
+once the games stand. That takes 80 ms of a core for each game, in which ALE's emulator, which
+EnvPool has, too, computes a table of colours.
 """
 
 import sys
-from time import perf_counter
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # of this project, only the timing
+from benchmarks.timing import seconds_per_call
 
 
 def build(who: str, games: int, threads: int) -> Any:
@@ -33,15 +37,11 @@ def main(who: str, games: int, threads: int) -> None:
     envs = build(who, games, threads)
     envs.reset()  # with a seed, ALE would compute its tables again
     choices = np.random.default_rng(0).integers(6, size=(64, games))
-    envs.step(choices[0])
+    actions = cycle(choices)
+    envs.step(next(actions))
     print("ready", flush=True)
     for line in sys.stdin:
-        seconds = float(line)
-        begin, steps = perf_counter(), 0
-        while steps == 0 or perf_counter() - begin < seconds:
-            envs.step(choices[steps % len(choices)])
-            steps += 1
-        print(games * steps / (perf_counter() - begin), flush=True)
+        print(games / seconds_per_call(lambda: envs.step(next(actions)), float(line)), flush=True)
     envs.close()
 
 

@@ -1,0 +1,185 @@
+"""Charts as PNG: bars with their range, bars made of parts, and the reward of runs."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")  # no screen needed
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.colors import TABLEAU_COLORS
+from matplotlib.figure import Figure
+
+from benchmarks.records import Record
+
+PALETTE = list(TABLEAU_COLORS)  # their names
+STYLES = ("-", "--", ":", "-.")
+POINTS = 400  # of the grid that runs are brought to
+# Name of the x axis -> its field of ``Curves``, and its unit.
+PANELS = {
+    "frames (thousands of agent steps)": ("frames", 1_000),
+    "wall clock (minutes)": ("seconds", 60),
+}
+
+
+class Bar(NamedTuple):
+    """A bar: the values of repeated runs."""
+
+    label: str
+    values: Sequence[float]
+    kind: str = ""  # bars of one kind have one colour
+    note: str = "not measured"  # what to say where there are no values
+
+
+class Curve(NamedTuple):
+    """One run: y over x; ``holds`` if y keeps its last value (the run was solved)."""
+
+    x: np.ndarray
+    y: np.ndarray
+    holds: bool
+
+
+def bar_chart(
+    path: Path,
+    title: str,
+    unit: str,
+    bars: Sequence[Bar],
+    machine: str,
+    row_height: float = 0.45,
+    reference: float | None = None,
+) -> None:
+    """Horizontal bars from top to bottom: the median, a line from min to max, a dot per run.
+
+    Args:
+        path: of the PNG.
+        title: of the chart.
+        unit: what the bars tell, with its unit.
+        bars: from top to bottom.
+        machine: where it was measured, and how.
+        row_height: inches per bar.
+        reference: a value at which a vertical line is drawn.
+    """
+    figure, (axes,) = _axes(title, machine, height=1.5 + row_height * max(len(bars), 1))
+    size = 9 if row_height > 0.3 else 7
+    longest = max((max(bar.values) for bar in bars if bar.values), default=1.0)
+    kinds = list(dict.fromkeys(bar.kind for bar in bars))
+    for row, bar in enumerate(bars):
+        if not bar.values:
+            axes.text(0, row, f" {bar.note[:90]}", va="center", color="grey", fontsize=size)
+            continue
+        middle, low, high = statistics.median(bar.values), min(bar.values), max(bar.values)
+        axes.barh(row, middle, color=PALETTE[kinds.index(bar.kind) % len(PALETTE)], height=0.6)
+        if len(bar.values) > 1:
+            axes.plot([low, high], [row, row], color="black", linewidth=1.5)
+            axes.plot(bar.values, [row] * len(bar.values), "o", color="black", markersize=3)
+        digits = 2 if middle < 10 else 1 if middle < 100 else 0
+        text = f"{middle:,.{digits}f}"
+        axes.text(high + longest * 0.015, row, text, va="center", fontsize=size)
+    if reference is not None:
+        axes.axvline(reference, color="dimgrey", linewidth=1)
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars], fontsize=size)
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_xlim(0, longest * 1.12)
+    axes.set_xlabel(unit)
+    axes.grid(axis="x", alpha=0.3)
+    _save(figure, path)
+
+
+def stacked_chart(
+    path: Path, title: str, unit: str, bars: Mapping[str, Mapping[str, float]], machine: str
+) -> None:
+    """Horizontal bars made of parts, which come in the same order and colour in each."""
+    figure, (axes,) = _axes(title, machine, height=1.5 + 0.6 * len(bars))
+    left = np.zeros(len(bars))
+    for part in dict.fromkeys(part for parts in bars.values() for part in parts):
+        widths = np.array([parts.get(part, 0.0) for parts in bars.values()])
+        axes.barh(range(len(bars)), widths, left=left, label=part)
+        left += widths
+    axes.set_yticks(range(len(bars)), list(bars))
+    axes.invert_yaxis()
+    axes.set_xlabel(unit)
+    axes.legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize=8)
+    _save(figure, path)
+
+
+def reward_chart(path: Path, groups: Mapping[str, Sequence[Record]], machine: str) -> None:
+    """avg_reward over frames and over minutes: of each group the median, in a band of its range.
+
+    Args:
+        path: of the PNG.
+        groups: runs by what they are called; those without a finished game are not drawn.
+        machine: where they ran, and with which seeds.
+    """
+    title = "avg_reward (median over seeds, band: min to max)"
+    figure, columns = _axes(title, machine, width=12.0, height=5.0, panels=len(PANELS))
+    drawn = {
+        label: [record for record in records if len(record.curves.frames)]
+        for label, records in groups.items()
+    }
+    for axes, (x_label, (x, unit)) in zip(columns, PANELS.items(), strict=True):
+        for number, (label, records) in enumerate(drawn.items()):
+            if records:
+                curves = [
+                    Curve(getattr(r.curves, x) / unit, r.curves.avg_reward, r.solved)
+                    for r in records
+                ]
+                colour, style = PALETTE[number % 10], STYLES[number // 10 % 4]
+                _draw_band(axes, label, curves, color=colour, linestyle=style)
+        for bar in sorted({record.bar for records in groups.values() for record in records}):
+            axes.axhline(bar, color="grey", linestyle="--", linewidth=1, label=f"solved: {bar:g}")
+        if not any(drawn.values()):
+            axes.text(0.5, 0.5, "no game was finished yet", ha="center", transform=axes.transAxes)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(x_label)
+        axes.grid(alpha=0.3)
+    columns[0].set_ylabel("points per game, smoothed")
+    columns[-1].legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize=8)
+    _save(figure, path)
+
+
+def common_grid(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Bring runs to common x values: x, and the lowest, median and highest y there.
+
+    The grid begins where every run has begun. A run that holds keeps its last value; the grid
+    ends with the first run that does not hold, or with the last run if all hold, so that the
+    median is over the same runs everywhere. Runs that would leave no grid, because they ended
+    before another one had begun, are left out.
+    """
+    begin = max(curve.x[0] for curve in curves)
+    curves = [curve for curve in curves if curve.holds or curve.x[-1] >= begin]
+    cut = [curve.x[-1] for curve in curves if not curve.holds]
+    end = min(cut) if cut else max(curve.x[-1] for curve in curves)
+    x = np.linspace(begin, end, POINTS) if end > begin else np.array([begin])
+    y = np.array([np.interp(x, curve.x, curve.y) for curve in curves])
+    return x, y.min(axis=0), np.median(y, axis=0), y.max(axis=0)
+
+
+def _draw_band(axes: Axes, label: str, curves: Sequence[Curve], **look: str) -> None:
+    x, low, middle, high = common_grid(curves)
+    # A single episode is a point: only a marker shows it.
+    axes.plot(x, middle, marker="o" if len(x) == 1 else "", label=label, **look)
+    axes.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
+
+
+def _axes(
+    title: str, machine: str, height: float, width: float = 9.0, panels: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """Axes beside each other that share their y axis."""
+    figure, grid = plt.subplots(
+        1, panels, figsize=(width, height), layout="constrained", sharey=True, squeeze=False
+    )
+    figure.suptitle(title, fontsize=12)
+    grid[0, 0].set_title(machine, fontsize=7, color="dimgrey", loc="left")
+    for axes in grid[0]:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, list(grid[0])
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
