@@ -1,6 +1,7 @@
 """Runs as read from their TensorBoard events, finished or not."""
 
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,11 @@ class Record:
     finished: bool  # solved, or the frame limit was reached; an interrupted run is neither
     started: float  # seconds since 1970
     commit: str  # of the code, "-dirty" if it was changed since; "": not told
+
+    @property
+    def setting(self) -> Hashable:
+        """What runs that differ in their seed alone have in common."""
+        return self.script, frozenset(self.settings.items()), frozenset(self.machine.items())
 
     @property
     def bar(self) -> float:

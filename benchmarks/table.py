@@ -12,7 +12,7 @@ for every run. Files: table.md, table.csv, runs.csv (a line per run, numbers as 
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, pstdev
@@ -162,33 +162,20 @@ def drop_superseded(records: Sequence[Record]) -> tuple[list[Record], int]:
     def rank(record: Record) -> tuple[bool, int, str]:
         return record.finished, record.frames, str(record.folder)
 
-    def superseded(one: Record) -> bool:
-        return any(
-            (other.seed, other.script, other.settings, other.machine)
-            == (one.seed, one.script, one.settings, one.machine)
-            and rank(other) > rank(one)
-            for other in records
-        )
-
-    kept = [record for record in records if record.finished or not superseded(record)]
+    best: dict[Hashable, tuple[bool, int, str]] = {}
+    for record in sorted(records, key=rank):
+        best[record.seed, record.setting] = rank(record)
+    kept = [r for r in records if r.finished or rank(r) == best[r.seed, r.setting]]
     return kept, len(records) - len(kept)
 
 
 def group(records: Sequence[Record]) -> list[Group]:
     """Group runs by rung, settings and machine, in the order of the ladder."""
-    groups: list[list[Record]] = []
+    groups: dict[Hashable, list[Record]] = {}
     for record in sorted(records, key=lambda r: (r.script, r.seed)):
-        for (first, *_), members in zip(groups, groups, strict=True):
-            if (first.script, first.settings, first.machine) == (
-                record.script,
-                record.settings,
-                record.machine,
-            ):
-                members.append(record)
-                break
-        else:
-            groups.append([record])
-    return [Group(_label(members[0], groups), members) for members in groups]
+        groups.setdefault(record.setting, []).append(record)
+    every = list(groups.values())
+    return [Group(_label(members[0], every), members) for members in every]
 
 
 def _label(record: Record, groups: list[list[Record]]) -> str:
@@ -214,8 +201,10 @@ def _shown(value: Setting) -> str:
 
 def divided(label: str, records: Sequence[Record]) -> list[Group]:
     """Runs of one setting by the machine they ran on."""
-    machines = machines_of([Group(label, [record]) for record in records])
-    return [Group(label, [r for r in records if r.machine == machine]) for machine in machines]
+    found: dict[Hashable, list[Record]] = {}
+    for record in records:
+        found.setdefault(frozenset(record.machine.items()), []).append(record)
+    return [Group(label, members) for members in found.values()]
 
 
 def fps_of(records: Sequence[Record]) -> list[float]:
@@ -225,11 +214,8 @@ def fps_of(records: Sequence[Record]) -> list[float]:
 
 def machines_of(groups: Sequence[Group]) -> list[dict[str, Setting]]:
     """The machines of the runs, each once."""
-    machines: list[dict[str, Setting]] = []
-    for entry in groups:
-        if entry.records[0].machine not in machines:
-            machines.append(entry.records[0].machine)
-    return machines
+    found = {frozenset(entry.records[0].machine.items()): entry for entry in groups}
+    return [entry.records[0].machine for entry in found.values()]
 
 
 def describe(records: Sequence[Record], machines: Sequence[dict[str, Setting]]) -> list[str]:

@@ -1,6 +1,7 @@
-"""The table and the figures, from event files with known answers."""
+"""The table and the chart, from event files with known answers."""
 
 import csv
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from benchmarks.__main__ import main
-from benchmarks.plots import Curve, common_grid, rung_colour
+from benchmarks.charts import Curve, common_grid
 from benchmarks.records import read_record, read_records
-from benchmarks.runner import find_rungs
+from benchmarks.table import bootstrap_interval, fps_to_01, interquartile_mean
 
 MACHINE = {
     "device": "cpu",
@@ -26,7 +27,6 @@ MACHINE = {
 }
 SETTINGS = {"cuda": False, "stop_reward": 17.0, "max_frames": 0, "run_dir": "runs", "amp": False}
 OUTCOME = ("frames", "updates", "episodes", "seconds", "fps", "avg_reward", "solved")
-PICTURES = ("reward_over_time.png", "reward_over_frames.png", "fps.png")
 
 
 def write_run(
@@ -81,12 +81,16 @@ def solved_run(
     )
 
 
-def table_of(folder: Path, name: str = "table.csv") -> dict[str, dict[str, str]]:
-    with open(folder / name, newline="") as file:
-        return {row["script"]: row for row in csv.DictReader(file)}
+def table_of(folder: Path) -> dict[str, dict[str, str]]:
+    return {row["rung"]: row for row in rows_of(folder / "table.csv")}
 
 
-def test_median_spread_and_change_over_seeds(tmp_path: Path) -> None:
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_medians_ranges_and_the_ratio_to_01(tmp_path: Path) -> None:
     for seed, (minutes, fps) in enumerate([(100, 150), (120, 160), (90, 170)]):
         solved_run(tmp_path, "01_baseline", seed, minutes, fps)
     for seed, (minutes, fps) in enumerate([(50, 320), (60, 310), (40, 330)]):
@@ -95,30 +99,29 @@ def test_median_spread_and_change_over_seeds(tmp_path: Path) -> None:
     assert main(["table", str(tmp_path)]) == 0
     table = table_of(tmp_path)
     baseline, parallel = table["01_baseline"], table["03_parallel"]
-    assert baseline["seeds"] == "0, 1, 2"
-    assert baseline["FPS"] == "160 (150-170)"
-    assert baseline["minutes to solve"] == "100 (90-120)"
-    assert baseline["change in FPS"] == baseline["change in time"] == ""
-    assert parallel["FPS"] == "320 (310-330)"
-    assert parallel["change in FPS"] == "+100 %"
-    assert parallel["minutes to solve"] == "50.0 (40.0-60.0)"
-    assert parallel["change in time"] == "-50 %"
-    assert parallel["frames"] == "960,000 (792,000-1,116,000)"
-    assert parallel["evaluation"] == "20.0 (19.0-21.0)"
+    assert baseline["seeds"] == "0-2"
+    assert baseline["solved"] == "3 of 3"
+    assert baseline["FPS"] == "160 (150 to 170)"
+    assert baseline["FPS / 01's"] == "1.00"
+    assert baseline["minutes"] == "100.0 (90.0 to 120.0)"
+    assert parallel["FPS"] == "320 (310 to 330)"
+    assert parallel["minutes"] == "50.0 (40.0 to 60.0)"
+    assert parallel["frames"] == "960,000 (792,000 to 1,116,000)"
+    assert parallel["avg_reward"] == "17.1"
+    assert parallel["evaluation"] == "20.0 (19.0 to 21.0)"
     assert baseline["evaluation"] == ""
-    assert parallel["2nd ed. FPS"] == "402 (+152 %)"
-    assert parallel["2nd ed. minutes"] == "59 (-43 %)"
-    assert parallel["3rd ed. FPS"] == "290 (+27 %)"
+    assert parallel["book: FPS"] == "402 (+152 %); 290 (+27 %)"
+    assert parallel["book: minutes"] == "59 (-43 %); 31.2 (-40 %)"
+    assert "machine" not in parallel  # there is one
     text = (tmp_path / "table.md").read_text()
     assert "cpu Abacus 3000, cores 2" in text
     assert "torch 2.13.0" in text
-    for name in PICTURES:
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 7
-    with open(tmp_path / "runs.csv", newline="") as file:
-        runs = list(csv.DictReader(file))
+    assert "3 of them" not in text
+    assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
+    runs = rows_of(tmp_path / "runs.csv")
     assert [run["evaluation"] for run in runs] == [""] * 3 + ["19.000", "20.000", "21.000"]
     assert [run["evaluation_sd"] for run in runs] == [""] * 3 + ["1.000"] * 3
+    assert {run["fps_to_01"] for run in runs[:3]} == {"1.000"}
 
 
 def test_runs_that_did_not_solve_say_how_far_they_came(tmp_path: Path) -> None:
@@ -126,11 +129,11 @@ def test_runs_that_did_not_solve_say_how_far_they_came(tmp_path: Path) -> None:
         tmp_path,
         "00_slow_grads",
         episodes=[(60, 1_000, -20.9), (1_000, 49_000, -19.3)],
-        outcome={"frames": 50_000, "seconds": 1_100, "fps": 41.5, "solved": 0},
+        outcome={"frames": 50_000, "seconds": 1_200, "fps": 41.5, "solved": 0},
         max_frames=50_000,
     )
     write_run(  # as left behind by a run that was killed
-        tmp_path, "01_baseline", episodes=[(60, 900, -21.0)], train=[(100, 12_000, 44.0)]
+        tmp_path, "01_baseline", episodes=[(60, 900, -21.0)], train=[(120, 12_000, 44.0)]
     )
     write_run(tmp_path, "02_n_envs")  # killed at once
     write_run(  # nothing was trained: the FPS are those of filling
@@ -144,30 +147,103 @@ def test_runs_that_did_not_solve_say_how_far_they_came(tmp_path: Path) -> None:
     )
     assert main(["table", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     table = table_of(tmp_path / "out")
-    time = {script: row["minutes to solve"] for script, row in table.items()}
-    assert time["00_slow_grads"] == "not solved, avg_reward -19.3 at 50,000 frames"
-    assert time["01_baseline"] == "unfinished, avg_reward -21.0 at 12,000 frames"
-    assert time["02_n_envs"] == "unfinished, no game completed in 0 frames"
-    assert time["03_parallel"] == "not solved, no game completed in 200 frames"
-    assert time["05_new"] == "unfinished, no game completed in 99 frames"
+    solved = {script: row["solved"] for script, row in table.items()}
+    assert solved["00_slow_grads"] == solved["03_parallel"] == "0 of 1"
+    assert (
+        solved["01_baseline"] == solved["02_n_envs"] == solved["05_new"] == "0 of 1, 1 unfinished"
+    )
+    # It was to run for so many frames; the others to 17, and so count as 2 million frames.
+    assert (table["00_slow_grads"]["frames"], table["00_slow_grads"]["minutes"]) == (
+        "50,000",
+        "20.0",
+    )
+    assert table["01_baseline"]["frames"] == "> 2,000,000"
+    assert table["01_baseline"]["minutes"] == f"> {2 * 2_000_000 / 12_000:.1f}"
+    rewards = {script: row["avg_reward"] for script, row in table.items()}
+    assert (rewards["00_slow_grads"], rewards["01_baseline"]) == ("-19.3", "-21.0")
+    assert rewards["02_n_envs"] == rewards["03_parallel"] == ""
     fps = {script: row["FPS"] for script, row in table.items()}
-    assert fps["00_slow_grads"] == "41.5"
-    assert fps["01_baseline"] == "44.0"
+    assert (fps["00_slow_grads"], fps["01_baseline"]) == ("41.5", "44.0")
     assert fps["02_n_envs"] == fps["03_parallel"] == ""
-    assert table["00_slow_grads"]["change in FPS"] == "-6 %"
+    assert table["00_slow_grads"]["FPS / 01's"] == "0.94"
     assert "Runs: 5, 3 of them unfinished" in (tmp_path / "out" / "table.md").read_text()
 
 
-def test_lucky_seeds_are_not_the_time_to_solve(tmp_path: Path) -> None:
-    solved_run(tmp_path, "01_baseline", 0, 10, 100)
-    solved_run(tmp_path, "02_n_envs", 0, 5, 200)
-    write_run(tmp_path, "02_n_envs", 1, episodes=[(60, 8_000, -20.0)])
+def test_runs_that_did_not_solve_it_count_as_the_limit(tmp_path: Path) -> None:
+    limit = {"max_frames": 2_000_000}
+    for seed in range(8):
+        solved_run(tmp_path, "07_speedrun", seed, 4, 2_000, **limit)
+    for seed in (8, 9):
+        outcome = {"frames": 2_000_400, "seconds": 16 * 60, "fps": 2_000, "solved": 0}
+        write_run(tmp_path, "07_speedrun", seed, outcome=outcome, **limit)
     main(["table", str(tmp_path)])
-    row = table_of(tmp_path)["02_n_envs"]
-    assert row["minutes to solve"] == (
-        "5.0 in 1 of 2 runs; the others unfinished, avg_reward -20.0 at 8,000 frames"
-    )
-    assert row["change in time"] == ""
+    (row,) = table_of(tmp_path).values()
+    assert row["solved"] == "8 of 10"
+    assert row["frames"] == "480,000 (480,000 to > 2,000,400)"
+    assert row["minutes"] == "4.0 (4.0 to > 16.0)"
+    # The two are in the quarter that is left out, but not in every resample.
+    assert row["frames: IQM (95 %)"].startswith("480,000 (480,000 to > ")
+
+
+def test_interquartile_mean_by_hand() -> None:
+    # Of ten runs the two lowest and the two highest go: (3 + 4 + 5 + 6 + 7 + 8) / 6.
+    assert interquartile_mean(np.array([9, 1, 2, 10_000, 3, 4, 5, 6, 7, 8])) == 5.5
+    assert interquartile_mean(np.array([1.0, 2.0, 6.0])) == 3.0  # nothing to leave out
+    assert list(interquartile_mean(np.array([[0, 4, 8, 90], [1, 1, 1, 1]]))) == [6, 1]
+
+
+def test_bootstrap_interval_by_hand() -> None:
+    # Resamples of (0, 0, 0, 12) hold k twelves, k of the binomial distribution (4, 1/4). The mean
+    # of the middle two is 0 for k < 2 (73.8 % of the resamples), 6 for k = 2 (94.9 % with
+    # those before), 12 above.
+    runs = np.array([0.0, 12.0, 0.0, 0.0])
+    assert bootstrap_interval(runs, confidence=0.95) == (0.0, 12.0)
+    assert bootstrap_interval(runs, confidence=0.80) == (0.0, 6.0)
+    assert bootstrap_interval(runs, confidence=0.40) == (0.0, 0.0)
+
+
+def test_seeds_say_whether_they_were_held_out(tmp_path: Path) -> None:
+    for rung, seeds in (("01_baseline", (7, 0, 2, 1, 7)), ("02_n_envs", range(1_000, 1_003))):
+        for seed in seeds:
+            solved_run(tmp_path, rung, seed, 1, 100)
+    solved_run(tmp_path, "03_parallel", 1_000, 1, 100)
+    solved_run(tmp_path, "03_parallel", 5, 1, 100)
+    main(["table", str(tmp_path)])
+    seeds = {rung: row["seeds"] for rung, row in table_of(tmp_path).items()}
+    assert seeds["01_baseline"] == "0-2, 7, 7"  # what was run twice is seen
+    assert seeds["02_n_envs"] == "1000-1002 (held out)"
+    assert seeds["03_parallel"] == "5, 1000"
+
+
+@pytest.mark.parametrize(("later", "ratio"), [(60, "40.00"), (8_000, "25.00"), (20_000, None)])
+def test_fps_are_held_against_01_of_the_same_hour(
+    later: int, ratio: str | None, tmp_path: Path
+) -> None:
+    started = {}
+    for name, script, fps, at in [
+        ("early", "01_baseline", 50, 0),
+        ("late", "01_baseline", 80, 9_000),
+        ("other settings", "01_baseline", 7, later),
+        ("run", "07_speedrun", 2_000, later),
+    ]:
+        amp = {"amp": name == "other settings"}
+        folder = solved_run(tmp_path / name, script, 0, 1, fps, **amp)
+        started[folder] = 1_000_000 + at
+    records = [
+        dataclasses.replace(record, started=started[record.folder])
+        for record in read_records(tmp_path)
+    ]
+    (run,) = (record for record in records if record.script == "07_speedrun")
+    found = fps_to_01(run, records)
+    assert (found and f"{found:.2f}") == ratio
+
+
+def test_the_commit_of_a_run_is_told(tmp_path: Path) -> None:
+    (solved_run(tmp_path, "01_baseline", 0, 1, 100) / "commit.txt").write_text("1a2b3c4-dirty\n")
+    older = solved_run(tmp_path, "01_baseline", 1, 1, 100)
+    (older / "calibration.json").write_text('{"commit": "5d6e7f8", "before": {}}')
+    main(["table", str(tmp_path)])
+    assert "commit 1a2b3c4-dirty, 5d6e7f8\n" in (tmp_path / "table.md").read_text()
 
 
 def test_an_unfinished_run_gives_way_to_its_repetition(tmp_path: Path) -> None:
@@ -188,7 +264,7 @@ def test_other_settings_are_another_line(tmp_path: Path) -> None:
     main(["table", str(tmp_path)])
     table = table_of(tmp_path)
     assert list(table) == ["01_baseline", "03_parallel (steps 4)", "03_parallel (steps 2)"]
-    assert table["03_parallel (steps 2)"]["change in FPS"] == "+100 %"
+    assert table["03_parallel (steps 2)"]["FPS / 01's"] == "2.00"
 
 
 def test_labels_name_what_is_unusual(tmp_path: Path) -> None:
@@ -203,19 +279,66 @@ def test_labels_name_what_is_unusual(tmp_path: Path) -> None:
     ]
 
 
-def test_every_machine_has_its_own_table(tmp_path: Path) -> None:
+def test_any_runs_from_any_folders_on_any_machines(tmp_path: Path) -> None:
     gpu = MACHINE | {"device": "cuda", "gpu": "Voodoo 2"}
-    solved_run(tmp_path, "01_baseline", 0, 100, 40)
-    solved_run(tmp_path, "01_baseline", 1, 100, 40)
-    solved_run(tmp_path, "01_baseline", 0, 10, 400, machine=gpu, cuda=True)
-    solved_run(tmp_path, "03_parallel", 0, 5, 800, machine=gpu, cuda=True)
-    solved_run(tmp_path, "03_parallel", 1, 5, 800, machine=gpu, cuda=True)
-    main(["table", str(tmp_path)])
-    assert table_of(tmp_path)["03_parallel"]["change in FPS"] == "+100 %"
-    assert "Voodoo 2" in (tmp_path / "table.md").read_text()
-    assert list(table_of(tmp_path, "table-2.csv")) == ["01_baseline"]
-    assert "Voodoo" not in (tmp_path / "table-2.md").read_text()
-    assert (tmp_path / "fps-2.png").exists()
+    first = solved_run(tmp_path / "a", "01_baseline", 7, 10, 100)
+    solved_run(tmp_path / "b" / "c", "03_parallel", 8, 5, 300, machine=gpu)
+    solved_run(tmp_path / "b", "03_parallel", 8, 5, 200)
+    solved_run(tmp_path / "b", "01_baseline", 8, 5, 150, machine=gpu)
+    solved_run(tmp_path / "d", "03_parallel", 9, 5, 300)
+    # A folder that is named twice, or lies in another one, makes no run twice.
+    folders = [str(first), str(tmp_path / "b"), str(tmp_path / "a")]
+    assert main(["table", *folders, "--out", str(tmp_path / "out")]) == 0
+    rows = rows_of(tmp_path / "out" / "table.csv")
+    assert [(row["rung"], row["machine"], row["seeds"], row["FPS / 01's"]) for row in rows] == [
+        ("01_baseline", "1", "7", "1.00"),
+        ("01_baseline", "2", "8", "1.00"),
+        ("03_parallel", "1", "8", "2.00"),
+        ("03_parallel", "2", "8", "2.00"),
+    ]
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "Machine 1: device cpu" in text
+    assert "Machine 2: device cuda, gpu Voodoo 2" in text
+
+
+def take_off(folder: Path, seed: int, rewards: list[float], **settings: float) -> Path:
+    """A run of 400,000 frames with a game in the middle of each 100,000, and one at each end."""
+    games = [(60.0 * n, 50_000 * n, reward) for n, reward in enumerate(np.repeat(rewards, 2), 1)]
+    outcome = {"frames": 400_000, "seconds": 480, "fps": 833, "solved": 0}
+    limit = {"max_frames": 400_000}
+    return write_run(folder, "07_speedrun", seed, games, outcome=outcome, **limit, **settings)
+
+
+def test_learning_curves_by_frames(tmp_path: Path) -> None:
+    take_off(tmp_path, 0, [-20, -19, -5, 5], gamma=0.97)
+    take_off(tmp_path, 1, [-20, -17, -4, 7], gamma=0.97)
+    take_off(tmp_path, 2, [-20, -15, -9, 3], gamma=0.97)
+    take_off(tmp_path, 0, [-20, -10, 3, 15], gamma=0.99)
+    assert main(["table", str(tmp_path), "--every", "100000", "--out", str(tmp_path / "out")]) == 0
+    middle, *runs, other = rows_of(tmp_path / "out" / "table.csv")
+    assert {run["rung"] for run in runs} == {"07_speedrun (gamma 0.97)"}
+    # A game belongs to where it ended; the one at 200,000 frames to the columns before.
+    assert [run["200-300"] for run in runs] == ["-5.0 / 1,000", "-4.0 / 1,000", "-9.0 / 1,000"]
+    assert middle["rung"] == "07_speedrun (gamma 0.97)"
+    assert (middle["seeds"], middle["solved"]) == ("0-2", "0 of 3")
+    assert middle["100-200"] == "-17.0 (-19.0 to -15.0) / 1,000"
+    assert middle["300-400"] == "5.0 (3.0 to 7.0) / 1,000"
+    assert (other["rung"], other["300-400"]) == ("07_speedrun (gamma 0.99)", "15.0 / 1,000")
+
+
+def test_a_median_of_the_curve_is_always_one_of_all_runs(tmp_path: Path) -> None:
+    solved = {"max_frames": 400_000, "outcome": {"frames": 150_000, "seconds": 9, "solved": 1.0}}
+    write_run(tmp_path, "07_speedrun", 0, [(1, 50_000, -20), (9, 150_000, 18)], **solved)
+    open_run = {"max_frames": 400_000, "outcome": {"frames": 250_000, "seconds": 9, "solved": 0.0}}
+    games = [(1, 50_000, -20), (9, 150_000, -10), (15, 250_000, 6)]
+    write_run(tmp_path, "07_speedrun", 1, games, **open_run)
+    take_off(tmp_path, 2, [-20, -20, -20, -20])
+    main(["table", str(tmp_path), "--every", "100000"])
+    middle, one, other, _ = rows_of(tmp_path / "table.csv")
+    assert one["200-300"] == "-"
+    assert other["300-400"] == "-"
+    assert middle["200-300"] == "6.0 (-20.0 to 18.0) / 1,000"  # the solved run stays
+    assert middle["300-400"] == "-"  # nobody knows how the other one would have gone on
 
 
 def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -249,16 +372,30 @@ def test_what_is_no_run_is_ignored(tmp_path: Path) -> None:
     assert (record.script, record.seed, record.solved) == ("01_baseline", 3, True)
 
 
-@pytest.mark.parametrize("folder", ["", "missing"])
-def test_without_runs_there_is_one_line_and_exit_code_2(
-    tmp_path: Path, folder: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["empty"], "no run of a rung"),
+        (["missing"], "no run of a rung"),
+        (["runs", "--every", "1"], "--every 1 makes 300000 columns"),
+    ],
+)
+def test_what_cannot_be_told_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["table", str(tmp_path / folder)]) == 2
+    monkeypatch.chdir(tmp_path)
+    solved_run(tmp_path / "runs", "01_baseline", 0, minutes=50, fps=100)
+    (tmp_path / "empty").mkdir()
+    assert main(["table", *arguments, "--out", "out"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert len(err.splitlines()) == 1
-    assert "no run of a rung" in err
-    assert list(tmp_path.iterdir()) == []
+    assert message in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_seeds_are_brought_to_a_common_grid() -> None:
@@ -269,9 +406,3 @@ def test_seeds_are_brought_to_a_common_grid() -> None:
     assert (low[-1], middle[-1], high[-1]) == (10.0, 15.0, 20.0)  # the solved run stays
     x, *_ = common_grid([short._replace(holds=False), long])
     assert x[-1] == 10.0  # nobody knows how the other one would have gone on
-
-
-def test_rungs_have_colours_of_their_own() -> None:
-    rungs = list(find_rungs())
-    assert len({rung_colour(name) for name in rungs}) == min(len(rungs), 10)
-    assert rung_colour("99_unknown") == rung_colour("99_unknown")

@@ -104,6 +104,7 @@ def test_breakdown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert playing <= (player if name == "03_parallel" else parts)
     rates = [row["what if"] for row in read(tmp_path / "breakdown-what-if.csv")]
     assert rates == [*rung.WHAT_IFS, "filling the buffer"]
+    assert (tmp_path / "breakdown.png").read_bytes().startswith(b"\x89PNG")
     assert read(tmp_path / "breakdown-operators.csv")
     (trace,) = (tmp_path / f"trace-{name}").glob("*.pt.trace.json.gz")
     with gzip.open(trace) as file:
@@ -187,9 +188,9 @@ def test_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rows) == len(peers.CONTENDERS)
     ratios = {row["who"]: row["the ladder is faster by (x)"] for row in rows}
     assert ratios == {
-        peers.LADDER: "1.00 (1.00-1.00)",
-        peers.PTAN: "2.00 (2.00-2.00)",
-        peers.SB3: "2.00 (2.00-2.00)",
+        peers.LADDER: "1.00",
+        peers.PTAN: "2.00",
+        peers.SB3: "2.00",
     }
     assert (tmp_path / "peers.png").exists()
 

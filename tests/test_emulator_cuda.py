@@ -151,13 +151,12 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
 
 
 def test_the_benchmark_measures_what_there_is(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.gpu.console", "--games", "2", "--steps", "10"]
-    result = subprocess.run(
-        [*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-m", "benchmarks", "emulator", "--cuda", "--games", "2"]
+    command += ["--rounds", "1", "--seconds", "0", "--out", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    row = (tmp_path / "console.csv").read_text().splitlines()[1]
-    assert row.startswith("2,")
+    row = (tmp_path / "emulator.csv").read_text().splitlines()[1]
+    assert row.startswith("this emulator on the GPU,1,")
 
 
 @needs_cuda

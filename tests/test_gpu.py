@@ -250,7 +250,7 @@ def test_a_buffer_that_does_not_fit_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("script", ["01_baseline", "03_parallel"])
 def test_the_cpu_waits_for_actions_alone(script):
-    command = [sys.executable, "-m", "benchmarks.gpu.waits", script, *FLAG]
+    command = [sys.executable, "-m", "benchmarks", "waits", script, *FLAG]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert result.returncode == 0, result.stderr
     places = re.findall(r"^ *([\d.]+) (\S+) line", result.stdout, re.M)

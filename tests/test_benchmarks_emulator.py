@@ -1,0 +1,120 @@
+"""The emulator's benchmark: emulation alone, translation with switches, and an interrupted run."""
+
+import argparse
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_emulator_translation import NESTED, program, run
+
+from benchmarks import Failed
+from benchmarks.__main__ import main
+
+pytestmark = pytest.mark.usefixtures("console")
+
+# Calls of a routine that branches, at two depths of the stack: LDX #FF; TXS; JSR F100; JSR F110;
+# STA 80. F100: DEC 81; BNE over (LDA #07; RTS); INC 82; RTS. F110: JSR F100; LDA #08; RTS
+CALLS = program(
+    "A2 FF 9A 20 00 F1 20 10 F1 85 80",
+    xF100="C6 81 D0 03 A9 07 60 E6 82 60",
+    xF110="20 00 F1 A9 08 60",
+)
+MEETING = program("A6 80 F0 05 A9 22 4C 0B F0 A9 11 85 81")  # LDX 80; A = 11 or 22; STA 81
+
+
+@pytest.mark.parametrize(
+    ("cartridge", "ram"),
+    [
+        (NESTED, {"x80": 77}),
+        *((MEETING, {"x80": n}) for n in (0, 1)),
+        *((CALLS, {"x81": n}) for n in (1, 2, 3)),
+    ],
+)
+def test_with_switches_it_does_the_same_in_the_same_time(cartridge, ram: dict[str, int]) -> None:
+    from benchmarks.emulator.translation import switch_source
+
+    source = switch_source(cartridge)
+    assert source.count("while ") == source.count("def ") - 1  # a loop for each, but for `store`
+    after, cycles = run(cartridge, **ram)
+    switched, cycles_switched = run(cartridge, switch_source, **ram)
+    assert switched.tolist() == after.tolist()
+    assert cycles_switched == cycles
+
+
+def test_emulation_alone_plays_the_same_games() -> None:
+    from benchmarks.emulator import emulate_games
+    from emulator import PongVectorEnv
+    from emulator.state import NOOPS_DRAWN
+
+    whole, alone = (PongVectorEnv(2, seed=0, threads=1) for _ in range(2))
+    whole.reset()
+    alone.reset()
+    begin = alone._beginning, alone._noops
+    for actions in np.random.default_rng(0).integers(6, size=(2_000, 2)):
+        whole.step(actions)
+        emulate_games(alone._state, 2, actions, 4, *begin)
+    assert np.array_equal(whole.ram, alone.ram)
+    assert (alone._state[NOOPS_DRAWN] > 1).all()  # both games ended
+
+
+def test_after_the_last_draw_of_noops_the_first_comes_again() -> None:
+    from benchmarks.emulator import emulate_games
+    from emulator import PongVectorEnv
+    from emulator.state import NOOPS_DRAWN, STEPPED
+
+    envs = PongVectorEnv(1, seed=0, threads=1)
+    envs.reset()
+    begin = envs._beginning, envs._noops[:1].copy()
+    ends, before = 0, 0
+    for actions in np.random.default_rng(0).integers(6, size=(4_000, 1)):
+        emulate_games(envs._state, 1, actions, 4, *begin)
+        ends += envs._state[STEPPED, 0] < before
+        before = envs._state[STEPPED, 0]
+        assert envs._state[NOOPS_DRAWN, 0] == 1
+    assert ends > 1
+
+
+def test_an_interrupted_run_keeps_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks import emulator
+
+    start_players = emulator.start_players
+
+    def interrupted(games: int, args: argparse.Namespace, cleanup: ExitStack) -> dict:
+        if games == 4:
+            raise KeyboardInterrupt
+        return start_players(games, args, cleanup)
+
+    monkeypatch.setattr(emulator, "start_players", interrupted)
+    # These compile for a quarter of a minute each.
+    monkeypatch.setattr(emulator, "starts", lambda: (10.0, 1.0))
+    monkeypatch.setattr(emulator.translation, "microseconds", lambda *_: {"structured": [2.0]})
+    flags = ["--python", str(tmp_path / "none"), "--rounds", "2", "--seconds", "0"]
+    assert main(["emulator", *flags, "--games", "1", "4", "16", "--out", str(tmp_path)]) == 130
+    record = json.loads((tmp_path / "emulator.json").read_text())
+    measured = [(who, games) for who, _, games, _ in record["agent_steps_per_second"]]
+    everybody = ["ALE with the wrappers of lib", "ALE, emulation alone"]
+    everybody += ["this emulator, emulation alone", "this emulator", "AtariVectorEnv"]
+    assert measured == [(who, 1) for who in everybody] * 2
+    assert all(rate > 0 for *_, rate in record["agent_steps_per_second"])
+    assert record["not_measured"] == [4, 16]
+    told = (tmp_path / "emulator.md").read_text()
+    assert "Not finished: 4 and 16 games were not measured" in told
+    assert "First start 10.0 s" in told
+    assert (tmp_path / "emulator.csv").exists()
+    assert (tmp_path / "emulator.png").read_bytes().startswith(b"\x89PNG")
+    assert "structured,2.0" in (tmp_path / "translation.csv").read_text()
+    assert "without EnvPool" in capsys.readouterr().out
+
+
+def test_a_peer_that_ends_is_told(tmp_path: Path) -> None:
+    from benchmarks.emulator import Peer
+
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    with Peer(python, "EnvPool", 1, 1) as peer, pytest.raises(Failed, match="EnvPool ended"):
+        peer.wait()
