@@ -36,31 +36,17 @@ def seeds(text: str) -> list[int]:
 def add_counts(parser: argparse.ArgumentParser, flags: dict[str, tuple[int, str]]) -> None:
     """Add a flag for each whole number above 0: name -> (default, help)."""
     for name, (default, text) in flags.items():
-        parser.add_argument(
-            f"--{name}",
-            type=positive,
-            default=default,
-            metavar="N",
-            help=f"{text} (default: %(default)s)",
-        )
+        text += " (default: %(default)s)"
+        parser.add_argument(f"--{name}", type=positive, default=default, metavar="N", help=text)
 
 
 def add_out(parser: argparse.ArgumentParser, default: str) -> None:
     """Add the flag for the folder of the results."""
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path(default),
-        metavar="FOLDER",
-        help="where the results are written (default: %(default)s)",
-    )
+    text = "where the results are written (default: %(default)s)"
+    parser.add_argument("--out", type=Path, default=Path(default), metavar="FOLDER", help=text)
 
 
 def add_epsilon(parser: argparse.ArgumentParser) -> None:
     """Add the flag for epsilon."""
-    parser.add_argument(
-        "--epsilon",
-        type=float,
-        default=0.02,
-        help="probability of a random action; most of a run has the default (default: %(default)s)",
-    )
+    text = "probability of a random action; most of a run has the default (default: %(default)s)"
+    parser.add_argument("--epsilon", type=float, default=0.02, help=text)

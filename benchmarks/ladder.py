@@ -42,18 +42,13 @@ BESIDE_FRAMES = 4_000  # a minute on a machine on which 01 runs at 70 FPS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
-    parser.add_argument(
-        "--rungs",
-        nargs="+",
-        metavar="NN",
-        help="rungs by the beginning of their names, as 01 or 04_new_wrappers_p (default: all)",
+    text = "rungs by the beginning of their names, as 01 or 04_new_wrappers_p (default: all)"
+    parser.add_argument("--rungs", nargs="+", metavar="NN", help=text)
+    text = (
+        f"with every seed, first run 01 for its FPS ({BESIDE_FRAMES} frames, without flags after "
+        "--); table compares other FPS of that hour with it"
     )
-    parser.add_argument(
-        "--beside-01",
-        action="store_true",
-        help=f"with every seed, first run 01 for its FPS ({BESIDE_FRAMES} frames, without "
-        "flags after --); table compares other FPS of that hour with it, and scales minutes by it",
-    )
+    parser.add_argument("--beside-01", action="store_true", help=text)
     add_run_arguments(parser, run_dir="runs/ladder")
 
 

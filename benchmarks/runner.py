@@ -5,14 +5,16 @@ import contextlib
 import importlib.util
 import io
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, NoReturn
 
 from tqdm import tqdm
@@ -50,60 +52,35 @@ def missing(rung: str) -> str | None:
 
 def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
     """Flags of every subcommand that runs rungs."""
+    count: dict[str, Any] = {"type": positive, "metavar": "N"}
     length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--frames",
-        type=positive,
-        default=FRAMES,
-        metavar="N",
-        help="compare FPS: stop each run after N frames, filling of the replay buffer included. "
-        "Such a run has the final epsilon from the start (--epsilon-frames 1), because "
-        "a random action costs no forward pass (default: %(default)s)",
+    text = (
+        "compare FPS: stop each run after N frames, filling of the replay buffer included. Such a "
+        "run has the final epsilon from the start (--epsilon-frames 1), because a random action "
+        "costs no forward pass (default: %(default)s)"
     )
-    length.add_argument(
-        "--solve",
-        action="store_true",
-        help="run until Pong is solved, or until --max-frames",
-    )
-    parser.add_argument(
-        "--max-frames",
-        type=positive,
-        metavar="N",
-        help="with --solve: stop a run after N frames; it then counts as not solved "
-        f"(default: {SOLVE_FRAMES})",
-    )
-    parser.add_argument(
-        REPLAY_FLAG,
-        type=positive,
-        metavar="N",
-        help="frames that fill the replay buffer before training begins (default: "
-        f"{REPLAY_INITIAL} with --frames, the rung's own with --solve)",
-    )
+    length.add_argument("--frames", default=FRAMES, help=text, **count)
+    text = "run until Pong is solved, or until --max-frames"
+    length.add_argument("--solve", action="store_true", help=text)
+    text = f"with --solve: stop after N frames; it counts as not solved (default: {SOLVE_FRAMES})"
+    parser.add_argument("--max-frames", help=text, **count)
+    text = f"frames before training (default: {REPLAY_INITIAL}; with --solve the rung's own)"
+    parser.add_argument(REPLAY_FLAG, help=text, **count)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--seeds",
-        type=seeds,
-        nargs="+",
-        default=[[0, 1, 2]],
-        metavar="SEED",
-        help="seeds to run, as 0 1 2 or 0-9; settings are chosen with "
-        f"seeds below {TUNING_SEEDS.stop} (default: 0 1 2)",
+    first = [[0, 1, 2]]
+    text = (
+        f"as 0 1 2 or 0-9; settings are chosen with those below {TUNING_SEEDS.stop} (default: 0-2)"
     )
-    which.add_argument(
-        "--held-out",
-        action="store_true",
-        help=f"run the held-out seeds {HELD_OUT_SEEDS[0]} to {HELD_OUT_SEEDS[-1]}: once, after the "
-        "settings are frozen, and published whatever the result",
+    which.add_argument("--seeds", type=seeds, nargs="+", default=first, metavar="SEED", help=text)
+    text = (
+        f"run the seeds {HELD_OUT_SEEDS[0]} to {HELD_OUT_SEEDS[-1]}: once, after the settings are "
+        "frozen, from a tree that is committed, and published whatever the result"
     )
+    which.add_argument("--held-out", action="store_true", help=text)
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
-    parser.add_argument(
-        "--run-dir",
-        type=Path,
-        default=Path(run_dir),
-        metavar="FOLDER",
-        help="where the runs are written; complete runs in it are not repeated "
-        "(default: %(default)s)",
-    )
+    text = "where the runs are; complete runs in it are not repeated (default: %(default)s)"
+    where: dict[str, Any] = {"type": Path, "default": Path(run_dir), "metavar": "FOLDER"}
+    parser.add_argument("--run-dir", help=text, **where)
     parser.set_defaults(rung_flags=[])  # those after --
 
 
@@ -143,26 +120,23 @@ def chosen_seeds(args: argparse.Namespace) -> list[int]:
     return list(dict.fromkeys(seed for some in args.seeds for seed in some))
 
 
-@dataclass(frozen=True)
 class Job:
-    """One run that is wanted."""
+    """One run that is wanted.
 
-    script: Path
-    seed: int
-    flags: Sequence[str]
-    settings: dict[str, Setting] | None = field(init=False)  # None: the script cannot tell them
-    defaults: dict[str, Setting] = field(init=False)
+    Args:
+        script: the rung.
+        seed: its seed.
+        flags: its other flags.
+    """
 
-    def __post_init__(self) -> None:
-        flags = list(self.flags)
-        options = _options(self.script)
+    def __init__(self, script: Path, seed: int, flags: Sequence[str]) -> None:
+        self.script, self.seed, self.flags = script, seed, list(flags)
+        options = _options(script)
         if options and not hasattr(options, "replay_initial") and REPLAY_FLAG in flags:
-            position = flags.index(REPLAY_FLAG)  # a rung without a buffer has nothing to fill
-            del flags[position : position + 2]
-        object.__setattr__(self, "flags", flags)
-        settings, defaults = _settings(self.script, options, flags)
-        object.__setattr__(self, "settings", settings)
-        object.__setattr__(self, "defaults", defaults)
+            position = self.flags.index(REPLAY_FLAG)  # without a buffer there is nothing to fill
+            del self.flags[position : position + 2]
+        # None: the script cannot tell them.
+        self.settings, self.defaults = _settings(script, options, self.flags)
 
     def __str__(self) -> str:
         return f"{self.script.stem} seed {self.seed}"
@@ -269,20 +243,17 @@ def _progress(line: str, settings: dict[str, Setting]) -> float:
     return min(max(done, 0.0), 1.0)
 
 
+@cache
 def _options(script: Path) -> Any:
     """The class of a rung's settings; None if it cannot be imported."""
     from lib.arguments import CommonOptions  # late: it imports torch
 
     try:
-        module = _import(script)
+        names = runpy.run_path(str(script), run_name=script.stem)
     except (Exception, SystemExit):  # a rung that does not even start fails when it is its turn
         return None
-    classes = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, CommonOptions)
-    ]
-    return max(classes, key=lambda c: len(c.__mro__), default=None)
+    kinds = [v for v in names.values() if isinstance(v, type) and issubclass(v, CommonOptions)]
+    return max(kinds, key=lambda kind: len(kind.__mro__), default=None)
 
 
 def _settings(
@@ -305,22 +276,6 @@ def _settings(
         message = said.getvalue().strip().split("error: ", 1)[-1]
         raise UserError(f"{script.name}: {message.split(' (--help')[0]}") from None
     return _as_settings(asdict(values)), _as_settings(asdict(options()))
-
-
-def _import(script: Path) -> ModuleType:
-    if script.stem in sys.modules:
-        return sys.modules[script.stem]
-    spec = importlib.util.spec_from_file_location(script.stem, script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[script.stem] = module  # dataclasses look their module up there
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[script.stem]
-        raise
-    return module
 
 
 MACHINE_TELLS = ("device",)  # records have it of the machine

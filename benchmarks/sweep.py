@@ -16,10 +16,9 @@ is listed with the reason. Flags after -- go to every rung.
 """
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -43,131 +42,105 @@ WRAPPED_PARALLEL = "04_new_wrappers_parallel"
 PLAYERS, FRAMES_PER_UPDATE = (1, 2, 4), (8, 64)  # as in 04; where players are the bound
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One setting of a sweep."""
 
     label: str
     script: str
-    flags: tuple[str, ...] = ()
+    flags: str = ""
     book: str = ""  # FPS
+    gpus: int = 0  # that it needs
     not_run: str = ""  # why it cannot be
 
-
-def envs(cuda: bool) -> list[Case]:
-    """Environments per agent."""
-    book = {1: "159", 3: "228"}
-    return [
-        Case(f"environments: {n}", SERIAL, ("--envs", str(n)), book.get(n, "")) for n in range(1, 7)
-    ]
+    @property
+    def command(self) -> list[str]:
+        """The rung, and the flags that make the case."""
+        return [self.script, *self.flags.split()]
 
 
-def steps(cuda: bool) -> list[Case]:
-    """Steps per update, with a batch that grows in proportion."""
-    serial = {1: "159", 2: "202", 4: "232", 8: "246", 16: "254"}
-    parallel = {1: "221", 2: "315", 3: "370", 4: "393"}
-    return [
-        Case(f"serial, steps: {n}", SERIAL, ("--envs", "1", "--steps", str(n)), fps)
-        for n, fps in serial.items()
-    ] + [
-        Case(f"parallel, steps: {n}", PARALLEL, ("--steps", str(n)), fps)
-        for n, fps in parallel.items()
-    ]
-
-
-def sync(cuda: bool) -> list[Case]:
-    """Frames between two refreshes of the player's copy of the weights."""
-    book = {1: "430", 4: "455", 10: "457"}
-    return [Case("live weights, no copy", PARALLEL)] + [
-        Case(f"copy, refreshed every: {n} frames", PARALLEL, ("--sync-frames", str(n)), fps)
-        for n, fps in book.items()
-    ]
-
-
-def play_device(cuda: bool) -> list[Case]:
-    """Where the player acts."""
-    import torch
-
-    no_gpu = "" if cuda else "without --cuda there is no GPU at work"
-    if not torch.cuda.is_available():
-        no_gpu = "this machine has no usable GPU"
-    second = no_gpu
-    if not second and torch.cuda.device_count() < 2:
-        second = "this machine has one GPU"
-    return [
-        Case("live weights, on the trainer's device", PARALLEL),
-        Case("copy on the CPU", PARALLEL, ("--play-device", "cpu")),
-        Case("copy on the same GPU", PARALLEL, ("--play-device", "cuda:0"), not_run=no_gpu),
-        Case("copy on a second GPU", PARALLEL, ("--play-device", "cuda:1"), "455", second),
-    ]
-
-
-def wrappers(cuda: bool) -> list[Case]:
-    """The wrapper choices of rung 04 switched back one by one, and all resizers."""
-    from lib.arguments import WrapperOptions
-    from lib.atari_wrappers import RESIZERS
-
-    switches = {
-        "no-op starts": ("--noop-max", "30"),
-        "maximum of two frames": ("--max-pool",),
-        "no episodic life": ("--no-episodic-life",),
-        "no FIRE on reset": ("--no-fire-reset",),
-        "no reward clipping": ("--no-clip-reward",),
-        "4 stacked frames": ("--stack", "4"),
-    }
-    # The notes switched these off against 445 FPS.
-    book = {"no episodic life": "450", "no reward clipping": "445"}
-    deepmind = ("--noop-max", "30", "--max-pool", "--stack", "4", "--resize", "opencv-area")
-    cases = [Case(f"as they are ({WrapperOptions.resize})", WRAPPERS, (), "445")]
-    cases += [
-        Case(label, WRAPPERS, flags, book.get(label, "")) for label, flags in switches.items()
-    ]
-    cases += [
-        Case(f"resize: {name}", WRAPPERS, ("--resize", name))
-        for name in RESIZERS
-        if name != WrapperOptions.resize
-    ]
-    return [
-        *cases,
-        Case(
-            "resize: Pillow-SIMD",
-            WRAPPERS,
-            not_run="it takes Pillow's place: install it in an environment of its own, and "
-            "repeat with another --run-dir",
-        ),
-        Case("DeepMind's wrappers", WRAPPERS, deepmind),
-    ]
-
-
-def players(cuda: bool) -> list[Case]:
-    """Players on Ray; the first case is the rung below, with one player in a process."""
-    ratios = [(each, n) for each in FRAMES_PER_UPDATE for n in PLAYERS]
-    return [Case("a player process, no Ray", WRAPPED_PARALLEL)] + [
-        Case(
-            f"players: {n}, frames per update: {each}",
-            CLUSTER,
-            ("--players", str(n), "--frames-per-update", str(each)),
-        )
-        for each, n in ratios
-    ]
-
-
-SWEEPS: dict[str, Callable[[bool], list[Case]]] = {
-    "envs": envs,
-    "steps": steps,
-    "sync": sync,
-    "play-device": play_device,
-    "wrappers": wrappers,
-    "players": players,
-}
+SWEEPS = ("envs", "steps", "sync", "play-device", "wrappers", "players")
 SECOND_EDITION = "the 2nd edition's figures for 1 and 3 environments (GTX 1080 Ti)"
 NOTES_2017 = "the author's notes of 2017 (GTX 1080 Ti, PyTorch 0.2)"
 SOURCES = {"envs": SECOND_EDITION}
 
 
+def cases(sweep: str) -> list[Case]:
+    """The cases of a sweep; the others of a script are compared with its first one."""
+    if sweep == "envs":
+        book = {1: "159", 3: "228"}
+        numbers = range(1, 7)
+        return [Case(f"environments: {n}", SERIAL, f"--envs {n}", book.get(n, "")) for n in numbers]
+    if sweep == "steps":
+        serial = {1: "159", 2: "202", 4: "232", 8: "246", 16: "254"}
+        parallel = {1: "221", 2: "315", 3: "370", 4: "393"}
+        return [
+            *(Case(f"serial: {n}", SERIAL, f"--envs 1 --steps {n}", b) for n, b in serial.items()),
+            *(Case(f"parallel: {n}", PARALLEL, f"--steps {n}", b) for n, b in parallel.items()),
+        ]
+    if sweep == "sync":
+        book = {1: "430", 4: "455", 10: "457"}
+        return [
+            Case("live weights, no copy", PARALLEL),
+            *(Case(f"copy every {n}", PARALLEL, f"--sync-frames {n}", b) for n, b in book.items()),
+        ]
+    if sweep == "play-device":
+        return [
+            Case("live weights, on the trainer's device", PARALLEL),
+            Case("copy on the CPU", PARALLEL, "--play-device cpu"),
+            Case("copy on the same GPU", PARALLEL, "--play-device cuda:0", gpus=1),
+            Case("copy on a second GPU", PARALLEL, "--play-device cuda:1", "455", gpus=2),
+        ]
+    if sweep == "players":
+        return [
+            Case("a player process, no Ray", WRAPPED_PARALLEL),
+            *(
+                Case(f"players: {n}, {each}", CLUSTER, f"--players {n} --frames-per-update {each}")
+                for each in FRAMES_PER_UPDATE
+                for n in PLAYERS
+            ),
+        ]
+    return wrappers()
+
+
+def wrappers() -> list[Case]:
+    """The wrapper choices of rung 04 switched back one by one, and all resizers."""
+    from lib.arguments import WrapperOptions
+    from lib.atari_wrappers import RESIZERS
+
+    usual = WrapperOptions.resize
+    simd = "it takes Pillow's place: install it in an environment of its own, and repeat with "
+    simd += "another --run-dir"
+    # The notes switched some of these off against 445 FPS.
+    return [
+        Case(f"as they are ({usual})", WRAPPERS, "", "445"),
+        Case("no-op starts", WRAPPERS, "--noop-max 30"),
+        Case("maximum of two frames", WRAPPERS, "--max-pool"),
+        Case("no episodic life", WRAPPERS, "--no-episodic-life", "450"),
+        Case("no FIRE on reset", WRAPPERS, "--no-fire-reset"),
+        Case("no reward clipping", WRAPPERS, "--no-clip-reward", "445"),
+        Case("4 stacked frames", WRAPPERS, "--stack 4"),
+        *(Case(f"resize: {n}", WRAPPERS, f"--resize {n}") for n in RESIZERS if n != usual),
+        Case("resize: Pillow-SIMD", WRAPPERS, not_run=simd),
+        Case(
+            "all as DeepMind's", WRAPPERS, "--noop-max 30 --max-pool --stack 4 --resize opencv-area"
+        ),
+    ]
+
+
+def cannot_run(case: Case, cuda: bool) -> str:
+    """Why a case cannot run here, or nothing."""
+    import torch
+
+    if case.gpus > torch.cuda.device_count():
+        return f"this machine has {torch.cuda.device_count()} usable GPUs"
+    if case.gpus and not cuda:
+        return "without --cuda there is no GPU at work"
+    return case.not_run or missing(case.script) or ""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
-    parser.add_argument("sweep", choices=list(SWEEPS), help="which experiment, as above")
+    parser.add_argument("sweep", choices=SWEEPS, help="which experiment, as above")
     add_run_arguments(parser, run_dir="runs/sweep")
     text = "where the table and the chart are written (default: --run-dir)"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
@@ -178,23 +151,20 @@ def run(args: argparse.Namespace) -> int:
     flags = common_flags(args)
     out = output_folder(args.out or args.run_dir)
     scripts = find_rungs()
-    cases = [
-        case if case.not_run else replace(case, not_run=missing(case.script) or "")
-        for case in SWEEPS[args.sweep](args.cuda)
-    ]
+    wanted = [c._replace(not_run=cannot_run(c, args.cuda)) for c in cases(args.sweep)]
     # Flags after -- come last: there the reader has the last word.
     jobs = {
         case: [
-            Job(scripts[case.script], seed, [*flags, *case.flags, *args.rung_flags])
+            Job(scripts[case.script], seed, [*flags, *case.command[1:], *args.rung_flags])
             for seed in chosen_seeds(args)
         ]
-        for case in cases
+        for case in wanted
         if not case.not_run
     }
     suite = [job for of_one_seed in zip(*jobs.values(), strict=True) for job in of_one_seed]
     failures = run_suite(suite, args.run_dir)
     records = read_records(args.run_dir)
-    runs = {case: runs_of(jobs.get(case, []), records) for case in cases}
+    runs = {case: runs_of(jobs.get(case, []), records) for case in wanted}
     if not any(runs.values()):
         print("no run is complete: there is nothing to write")
         return 1
@@ -212,7 +182,7 @@ def write(sweep: str, path: Path, runs: dict[Case, list[Record]]) -> None:
     machines = machines_of([part for parts in groups.values() for part in parts])
     rows = []
     for case, parts in groups.items():
-        end = {"flags": " ".join([case.script, *case.flags]), "book: FPS": case.book}
+        end = {"flags": " ".join(case.command), "book: FPS": case.book}
         if not parts:
             reason = f"not run: {case.not_run}" if case.not_run else "no complete run"
             rows.append({"rung": case.label, "FPS": reason} | end)

@@ -375,7 +375,11 @@ def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
         return sum(run.settings.get(name) == value for name, value in other.settings.items())
 
     baselines = [r for r in records if r.script == BASELINE and r.fps and r.machine == run.machine]
-    near = min(baselines, key=lambda other: (-alike(other), apart(other)), default=None)
+    near = min(
+        baselines,
+        key=lambda other: (-alike(other), apart(other), abs(other.started - run.started)),
+        default=None,
+    )
     if near is None or near.fps is None or run.fps is None or apart(near) > HOUR:
         return None
     return run.fps / near.fps

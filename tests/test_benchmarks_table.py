@@ -105,6 +105,7 @@ def test_medians_ranges_and_the_ratio_to_01(tmp_path: Path) -> None:
     assert baseline["FPS / 01's"] == "1.00"
     assert baseline["minutes"] == "100.0 (90.0 to 120.0)"
     assert parallel["FPS"] == "320 (310 to 330)"
+    assert parallel["FPS / 01's"] == "1.88 (1.82 to 1.94)"  # the last run of 01 began last
     assert parallel["minutes"] == "50.0 (40.0 to 60.0)"
     assert parallel["frames"] == "960,000 (792,000 to 1,116,000)"
     assert parallel["avg_reward"] == "17.1"

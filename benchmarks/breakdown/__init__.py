@@ -153,63 +153,57 @@ def write(
 ) -> None:
     """Write tables and chart."""
     where = "GPU" if args.cuda else "CPU"
-    notes = [
+    common = [
         here(machine),
         f"Seed 0, {args.updates} updates after {WARM_UP} to warm up, epsilon {args.epsilon:g}, "
         f"{args.replay_initial:,} transitions in the replay buffer at the start",
     ]
-    about_parts = [
-        "A part is what its functions take without the parts they call; what is left is "
-        f"called {REST!r}",
-        "A player is timed by itself in the trainer's place; of sending, only the pickling",
-    ]
-    if args.cuda:
-        about_parts.append(
-            "After every part the GPU is waited for, so nothing overlaps here; the what-if rates "
-            "are without that"
-        )
-    title = f"Where an iteration goes, on the {where}"
-    write_table(
-        out / f"breakdown{suffix}",
-        title,
-        ["rung", "process", "part", "ms per frame", "ms per update", "share"],
+
+    def table(name: str, title: str, header: str, rows: list[list[str]], *notes: str) -> None:
+        title = f"{title}, on the {where}"
+        path = out / f"breakdown{name}{suffix}"
+        write_table(path, title, header.split("; "), rows, [*common, *notes])
+
+    table(
+        "",
+        "Where an iteration goes",
+        "rung; process; part; ms per frame; ms per update; share",
         [
             [
-                one.rung,
-                process,
-                part,
-                f"{ms:.3f}",
-                f"{ms * one.frames_per_update:.3f}",
+                *(one.rung, process, part),
+                *(f"{ms:.3f}", f"{ms * one.frames_per_update:.3f}"),
                 f"{ms / sum(parts.values()):.1%}",
             ]
             for one in found
             for process, parts in one.processes.items()
             for part, ms in parts.items()
         ],
-        [*notes, *about_parts, *(one.verdict for one in found)],
+        "A part is what its functions take without the parts they call; what is left is "
+        f"called {REST!r}",
+        "A player is timed by itself in the trainer's place; of sending, only the pickling",
+        "On a GPU every part is waited for, so nothing overlaps here; the what-if rates are "
+        "without that",
+        *(one.verdict for one in found),
     )
-    write_table(
-        out / f"breakdown-what-if{suffix}",
-        f"Frames per second without one thing, on the {where}",
-        ["rung", "what if", "FPS", "change"],
+    table(
+        "-what-if",
+        "Frames per second without one thing",
+        "rung; what if; FPS; change",
         [
             [one.rung, name, spread(fps, 1), change(fps, one.what_ifs["as it is"])]
             for one in found
             for name, fps in one.what_ifs.items()
         ],
-        [
-            *notes,
-            f"Medians (and ranges) of {args.repeats} runs of each, in turn",
-            "Without sampling: one batch is used again and again. Without any update: the batch "
-            "is sampled and not learned from",
-        ],
+        f"Medians (and ranges) of {args.repeats} runs of each, in turn",
+        "Without sampling: one batch is used again and again. Without any update: the batch is "
+        "sampled and not learned from",
     )
-    write_table(
-        out / f"breakdown-operators{suffix}",
-        f"The operators that take longest in the trainer, on the {where}",
-        ["rung", "operator", "ms per update", "calls per update"],
+    table(
+        "-operators",
+        "The operators that take longest in the trainer",
+        "rung; operator; ms per update; calls per update",
         [[one.rung, *operator] for one in found for operator in one.operators],
-        [*notes, f"{PROFILED} updates under torch.profiler, which slows them"],
+        f"{PROFILED} updates under torch.profiler, which slows them",
     )
     bars = {
         one.rung if process == "trainer" else f"{one.rung}\n{process}": by_kind(parts)
@@ -217,5 +211,11 @@ def write(
         for process, parts in one.processes.items()
     }
     path = out / f"breakdown{suffix}.png"
-    charts.stacked_chart(path, title, "milliseconds per frame", bars, short_machine(machine))
+    charts.stacked_chart(
+        path,
+        f"Where an iteration goes, on the {where}",
+        "milliseconds per frame",
+        bars,
+        short_machine(machine),
+    )
     print(f"written to {out}; the traces open in TensorBoard and in ui.perfetto.dev")

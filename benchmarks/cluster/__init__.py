@@ -17,10 +17,18 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import UserError
 from benchmarks.arguments import add_counts, add_out
+from benchmarks.cluster.intake import bytes_per_frame, microseconds_per_frame, record, take_in
+from benchmarks.cluster.lost_node import lose_a_node
 from benchmarks.report import here, output_folder, write_table
 from benchmarks.runner import CLUSTER, find_rungs, missing
+from lib.bulk_replay import BulkReplayBuffer
+from lib.cluster import Players
+from lib.dqn_model import DQN
+from lib.run import describe_machine
 
 SIMULATED = (10, 100, 1_000)  # players
 RECORDED = 40  # messages
@@ -57,10 +65,6 @@ def run(args: argparse.Namespace) -> int:
 
 def measured(out: Path, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What was measured under this name, now or before an interruption."""
-    import torch
-
-    from lib.run import describe_machine
-
     file = out / "measured.json"
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if name in known:
@@ -78,9 +82,6 @@ def real_players(count: int) -> tuple[Any, Any, Any]:
 
     That is given an address, and maybe what changes their class.
     """
-    from lib.cluster import Players
-    from lib.dqn_model import DQN
-
     rung = runpy.run_path(str(find_rungs()[CLUSTER]), run_name="many_machines")
     hp = rung["Options"](players=count)
     net = DQN((hp.stack, 84, 84), hp.make_envs(1, 0).n_actions)
@@ -94,9 +95,6 @@ def real_players(count: int) -> tuple[Any, Any, Any]:
 @cache
 def recorded() -> tuple[Any, Any, list[Any], Any]:
     """Messages of a real player, with the rung's settings, a network, and a buffer for them."""
-    from benchmarks.cluster.intake import record
-    from lib.bulk_replay import BulkReplayBuffer
-
     hp, net, players_on = real_players(1)
     messages = record(players_on(""), net, RECORDED)
     buffer = BulkReplayBuffer(hp.replay_size, (hp.stack, *messages[0].frames.shape[1:]))
@@ -105,8 +103,6 @@ def recorded() -> tuple[Any, Any, list[Any], Any]:
 
 def measure_network() -> dict[str, Any]:
     """Bytes and microseconds of recorded messages, per frame."""
-    from benchmarks.cluster.intake import bytes_per_frame, microseconds_per_frame
-
     hp, net, messages, buffer = recorded()
     return {
         "messages": f"{len(messages)} messages of {hp.message_steps} steps of {hp.envs} games of "
@@ -120,16 +116,12 @@ def measure_network() -> dict[str, Any]:
 
 def measure_intake(count: int, seconds: float) -> dict[str, Any]:
     """What a learner takes in from so many players."""
-    from benchmarks.cluster.intake import take_in
-
     _, net, messages, buffer = recorded()
     return asdict(take_in(count, messages, net, buffer, seconds))
 
 
 def measure_loss(how: str) -> dict[str, Any]:
     """What a node costs that is killed, or does not answer any more."""
-    from benchmarks.cluster.lost_node import lose_a_node
-
     _, net, players_on = real_players(2)
     loss = lose_a_node(how, players_on, net)
     return asdict(loss) | {"cost": loss.cost}

@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, and write tables, a chart and the record."""
     device = chosen_device(args.cuda)
-    out = output_folder(args.out)
+    out, args.python = output_folder(args.out), args.python.absolute()
     sizes = args.games or (GAMES_ON_GPU if args.cuda else GAMES)
     machine = describe_machine(device) | {"numba": numba.__version__}
     rates: list[tuple[str, int, int, float]] = []

@@ -24,7 +24,7 @@ from typing import IO
 import torch
 
 from benchmarks import UserError
-from benchmarks.arguments import add_out, positive
+from benchmarks.arguments import add_counts, add_out
 from benchmarks.gpu.check import check
 from benchmarks.gpu.steps import STEPS, Step, steps
 from benchmarks.processes import started
@@ -47,31 +47,15 @@ class Outcome:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
+    add_counts(parser, {"minutes": (60, "time for all steps; those that do not fit are left out")})
+    text = f"steps to make: {', '.join(STEPS)} (default: all)"
     parser.add_argument(
-        "--minutes",
-        type=positive,
-        default=60,
-        metavar="N",
-        help="time for all steps; those that do not fit are left out (default: %(default)s)",
+        "--only", nargs="+", choices=STEPS, default=STEPS, metavar="STEP", help=text
     )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=STEPS,
-        metavar="STEP",
-        default=STEPS,
-        help="steps to make: " + ", ".join(STEPS) + " (default: all)",
-    )
-    parser.add_argument(
-        "--rehearse",
-        action="store_true",
-        help="make every step tiny; on the CPU if there is no GPU",
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="only find out in three minutes what works here, and write a page to send",
-    )
+    text = "make every step tiny; on the CPU if there is no GPU"
+    parser.add_argument("--rehearse", action="store_true", help=text)
+    text = "only find out in three minutes what works here, and write a page to send"
+    parser.add_argument("--check", action="store_true", help=text)
     add_out(parser, "runs/gpu")
 
 

@@ -14,9 +14,8 @@ import json
 import re
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -38,8 +37,7 @@ HINT = (
 )
 
 
-@dataclass(frozen=True)
-class Contender:
+class Contender(NamedTuple):
     """A program that does a piece of work."""
 
     work: str
@@ -62,12 +60,9 @@ CONTENDERS = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
-    parser.add_argument(
-        "--python",
-        type=Path,
-        default=Path(".venv-peers/bin/python"),
-        help="interpreter of the peers' environment (default: .venv-peers/bin/python)",
-    )
+    python = Path(".venv-peers/bin/python")
+    text = "interpreter of the peers' environment (default: %(default)s)"
+    parser.add_argument("--python", type=Path, default=python, help=text)
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
     counts = {
         "rounds": (3, "runs of everybody"),

@@ -43,13 +43,10 @@ NOTES = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
+    names = list(TECHNIQUES)
+    text = f"techniques to measure: {', '.join(names)} (default: all)"
     parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=list(TECHNIQUES),
-        metavar="NAME",
-        default=list(TECHNIQUES),
-        help="techniques to measure: " + ", ".join(TECHNIQUES) + " (default: all)",
+        "--only", nargs="+", choices=names, default=names, metavar="NAME", help=text
     )
     parser.add_argument("--cuda", action="store_true", help="measure on the GPU")
     counts = {

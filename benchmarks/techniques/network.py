@@ -186,11 +186,8 @@ class ChannelsFirst(DQN):
 
 def memory_format(settings: Settings) -> list[Alternative]:
     """Contiguous against channels-last."""
-    ways = {
-        "contiguous": lambda: Learner(settings, ChannelsFirst),
-        "channels-last": lambda: Learner(settings),
-    }
-    return at_work(settings, ways)
+    new = partial(Learner, settings)
+    return at_work(settings, {"contiguous": partial(new, ChannelsFirst), "channels-last": new})
 
 
 def precision(settings: Settings) -> list[Alternative]:
@@ -285,11 +282,8 @@ def relu(settings: Settings) -> list[Alternative]:
                 module.inplace = False
         return network
 
-    ways = {
-        "new memory": lambda: Learner(settings, new_memory),
-        "in place": lambda: Learner(settings),
-    }
-    return at_work(settings, ways)
+    new = partial(Learner, settings)
+    return at_work(settings, {"new memory": partial(new, new_memory), "in place": new})
 
 
 class Stepping(Learner):
