@@ -18,15 +18,13 @@ from gymnasium.error import NoAsyncCallError
 from numba import cuda
 
 from emulator.compiling import compiled
-from emulator.games import draw_game, log_of, reset_games, scratch, step
+from emulator.games import draw_game, log_of, most_changes, reset_games, scratch, step
 from emulator.preprocessing import COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS
 from emulator.rom import EmulatorError
 from emulator.state import (
     BANK,
     FIELDS,
     FRAMES,
-    LOG,
-    LOG_COUNT,
     LOG_SIZE,
     NOOPS_DRAWN,
     RAM,
@@ -34,7 +32,7 @@ from emulator.state import (
 from emulator.television import COLOURS, GREYS, LOOK, draw
 from emulator.tia import LINES, WIDTH
 from emulator.translated import kept
-from emulator.vector_env import DRAWS, PongVectorEnv
+from emulator.vector_env import DRAWS, PongVectorEnv, check_changes
 
 PLAYERS = 32  # threads of a block that plays: few, so that few games occupy many processors
 VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
@@ -75,7 +73,7 @@ def play(s, beginnings, noops, actions, skip, max_pool, limit, rewards, over, cu
     g = cuda.grid(1)
     if g < s.shape[1]:
         rewards[g], over[g], cut[g], _ = step(s, g, actions[g], skip, max_pool, limit)
-        changes = s[s[LOG, g] + LOG_COUNT, g] if s[LOG, g] != 0 else 0
+        changes = most_changes(s, g)
         if changes > LOG_SIZE:
             cuda.atomic.max(most, 0, changes)
         if over[g] or cut[g]:
@@ -164,7 +162,11 @@ class CudaPongVectorEnv(PongVectorEnv):
     """
 
     def _prepare(self, device: Any, threads: int) -> None:
-        self.device = torch.device("cpu" if SIMULATED else device)
+        # The device is fixed now: "cuda" means another one when torch's current device changes.
+        self._gpu = torch.device(device).index
+        if self._gpu is None:
+            self._gpu = 0 if SIMULATED else torch.cuda.current_device()
+        self.device = torch.device("cpu" if SIMULATED else f"cuda:{self._gpu}")
         self._state = self._there(np.zeros((FIELDS, self.num_envs), np.int32))
         self._beginnings = self._there(beginnings(max(self._noop_max, 2), self._beginning))
         self._most = self._there(np.zeros(2, np.int32))
@@ -267,10 +269,11 @@ class CudaPongVectorEnv(PongVectorEnv):
         self._pictures = 0
 
     def _launch(self, function: Any, blocks: int, threads: int, *arguments: Any) -> None:
-        stream: Any = 0
-        if not SIMULATED:
-            stream = cuda.external_stream(torch.cuda.current_stream(self.device).cuda_stream)
-        function[blocks, threads, stream](*map(_argument, arguments))
+        with cuda.gpus[self._gpu]:  # else Numba would launch on torch's current device
+            stream: Any = 0
+            if not SIMULATED:
+                stream = cuda.external_stream(torch.cuda.current_stream(self.device).cuda_stream)
+            function[blocks, threads, stream](*map(_argument, arguments))
 
     def _info(self) -> dict[str, Any]:
         return {"episode_frame_number": self._state[FRAMES].clone()}
@@ -286,7 +289,8 @@ def beginnings(count: int, beginning: np.ndarray) -> np.ndarray:
     state = np.zeros((FIELDS, count), np.int32, order="F")
     noops = np.maximum(np.arange(count, dtype=np.int32), 1)[None]
     observations = np.empty((count, 1, SIZE, SIZE), np.uint8)
-    reset_games(state, 0, count, beginning, noops, GREYS, scratch(), observations)
+    changes = reset_games(state, 0, count, beginning, noops, GREYS, scratch(), observations)
+    check_changes(changes)
     return np.ascontiguousarray(state.T)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from emulator.compiling import compiled
 from emulator.pong import FIRE, NOOP, act
 from emulator.preprocessing import shrink
-from emulator.state import BANK, LOG, LOG_COUNT, LOG_FIELDS, LOGS, NOOPS_DRAWN, STEPPED
+from emulator.state import BANK, FIELDS, LOG, LOG_COUNT, LOG_FIELDS, LOGS, NOOPS_DRAWN, STEPPED
 from emulator.television import LOOK, begin_log, black_log, draw
 from emulator.tia import LINES, WIDTH
 from emulator.translated import entry_point
@@ -32,11 +32,17 @@ def reset_games(s, begin, end, beginning, noops, shades, work, observations):
         shades: uint8 (256,), what colours are shown as.
         work: of ``scratch``.
         observations: uint8 (games, stack, 84, 84), gets what is seen.
+
+    Returns:
+        The largest number of changes that a log was asked to hold.
     """
+    most = 0
     for g in range(begin, end):
         reset(s, g, beginning, noops)
+        most = max(most, most_changes(s, g))
         observations[g] = 0
         observe(s, g, shades, work, True, observations[g, -1])
+    return most
 
 
 @entry_point
@@ -62,8 +68,7 @@ def step_games(
     skip, max_pool, limit = settings
     for g in range(begin, end):
         rewards[g], over[g], cut[g], frames = step(s, g, actions[g], skip, max_pool, limit)
-        if s[LOG, g] != 0:
-            most = max(most, s[s[LOG, g] + LOG_COUNT, g])
+        most = max(most, most_changes(s, g))
         for i in range(1, before.shape[1]):
             copy(before[g, i], observations[g, i - 1])
         newest = observations[g, -1]
@@ -115,6 +120,15 @@ def step(s, g, action, skip, max_pool, limit):
         s[STEPPED, g] += 1
         cut = s[STEPPED, g] >= limit
     return points, over, cut, frame
+
+
+@compiled
+def most_changes(s, g):
+    """The largest number of changes that one of a game's logs was asked to hold."""
+    most = 0
+    for log in range(LOGS, FIELDS, LOG_FIELDS):
+        most = max(most, s[log + LOG_COUNT, g])
+    return most
 
 
 @compiled

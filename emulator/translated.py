@@ -4,6 +4,7 @@ The translation lies in a folder named by a hash of this package, and beside it 
 Numba looks at the file of a function alone, and would not notice that one it calls has changed.
 """
 
+import atexit
 import hashlib
 import importlib.util
 import os
@@ -24,7 +25,6 @@ from emulator.control_flow import Program
 from emulator.rom import read_rom
 from emulator.translate import translate
 
-PACKAGE = Path(__file__).parent
 # Three things that following the jumps does not tell, but running the program does.
 FRAME_END = 0xF0CC  # clears VSYNC
 INDIRECT = {0xF19B: 0xF386, 0xF1A4: 0xF3F5}  # in the first of the cartridge's games
@@ -61,16 +61,24 @@ def kept(compiler: Callable[..., Any], function: Callable[..., Any]) -> Callable
 @cache
 def folder() -> Path:
     """Where the translation lies, and what was compiled."""
+    return kept_in(Path(__file__).parent)
+
+
+def kept_in(package: Path) -> Path:
+    """Where to keep what is compiled of a package: beside it, at home, or until this process ends.
+
+    The name of the folder is a hash of the package.
+    """
     digest = hashlib.sha256()
-    for file in sorted(PACKAGE.glob("*.py")):
+    for file in sorted(package.glob("*.py")):
         digest.update(file.read_bytes())
     name = "pong-" + digest.hexdigest()[:16]
-    for parent in (PACKAGE / "__pycache__", Path.home() / ".cache" / "pong-emulator"):
-        try:
-            return _made(parent, name)
-        except OSError:
-            continue
-    return _made(Path(tempfile.mkdtemp()), name)  # nothing will be kept
+    for parent in (package / "__pycache__", Path("~/.cache/pong-emulator")):
+        with suppress(OSError, RuntimeError):  # RuntimeError: nobody knows where home is
+            return _made(parent.expanduser(), name)
+    parent = Path(tempfile.mkdtemp(prefix="pong-emulator-"))  # nothing will be kept
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    return _made(parent, name)
 
 
 def _made(parent: Path, name: str) -> Path:

@@ -235,8 +235,11 @@ class PongVectorEnv(VectorEnv):
         task = self._task(actions)
         *others, own = self._shares
         self._playing = [self._pool.submit(self._play, *share, *task) for share in others]
-        last = self._play(*own, *task)
-        return self._outcome(last | self._wait())
+        try:
+            last = self._play(*own, *task)
+        finally:  # the games of the others have had their step, too
+            last_of_others = self._wait()
+        return self._outcome(last | last_of_others)
 
     @property
     def ram(self) -> np.ndarray:
@@ -264,8 +267,7 @@ class PongVectorEnv(VectorEnv):
             self._state, begin, end, GREYS, work, actions, self._settings, before, after,
             rewards, over, cut,
         )  # fmt: skip
-        if changes > LOG_SIZE:
-            raise EmulatorError(f"a picture changed {changes} times, more than {LOG_SIZE} are kept")
+        check_changes(changes)
         ended = [int(g) for g in begin + np.flatnonzero(over[begin:end] | cut[begin:end])]
         last = {g: after[g].copy() for g in ended}
         for g in ended:
@@ -276,7 +278,7 @@ class PongVectorEnv(VectorEnv):
         if self._state[NOOPS_DRAWN, begin:end].max() == len(self._noops):
             self._draw_noops(2 * len(self._noops))
         args = self._beginning, self._noops, GREYS, work, observations
-        reset_games(self._state, begin, end, *args)
+        check_changes(reset_games(self._state, begin, end, *args))
 
     def _wait(self) -> dict[int, np.ndarray]:
         """Until the threads are done; the last observations of games that ended."""
@@ -289,6 +291,12 @@ class PongVectorEnv(VectorEnv):
 
     def _info(self) -> dict[str, Any]:
         return {"episode_frame_number": self._state[FRAMES, : self.num_envs].copy()}
+
+
+def check_changes(changes: int) -> None:
+    """Raise EmulatorError if a picture changed more often than its log can hold."""
+    if changes > LOG_SIZE:
+        raise EmulatorError(f"a picture changed {changes} times, more than {LOG_SIZE} are kept")
 
 
 def _cores() -> int:

@@ -1,5 +1,6 @@
 """The console against ALE, and as a vector environment."""
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,8 @@ from gymnasium.error import (
     NoAsyncCallError,
     ResetNeeded,
 )
+
+from emulator import EmulatorError, vector_env
 
 pytestmark = pytest.mark.usefixtures("console")
 RANDOM = np.random.default_rng(0).integers(6, size=(2_000, 4))  # actions of 4 games
@@ -134,6 +137,51 @@ def test_ram_and_screens_can_be_looked_at() -> None:
     assert np.array_equal(own.ram[1], ale.getRAM())
     assert np.array_equal(own.screen(1), ale.getScreen())
     assert (own.ram[0] != own.ram[1]).any()
+
+
+def changes_told(games, actions: np.ndarray) -> list[int]:
+    """How many changes the errors tell, where no picture may have any."""
+    told = []
+    for action in actions:
+        with pytest.raises(EmulatorError, match="a picture changed") as error:
+            games.step(action)
+        told.append(int(re.findall(r"\d+", str(error.value))[0]))
+    return told
+
+
+def test_every_picture_that_changes_too_often_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, pairs = (envs(1, frame_skip=n, max_pool=n > 1, noop_max=0) for n in (1, 2))
+    alone.reset()
+    pairs.reset()
+    monkeypatch.setattr(vector_env, "LOG_SIZE", -1)
+    actions = RANDOM[:150, :1]
+    in_pairs = np.array(changes_told(pairs, actions))
+    one_by_one = np.array(changes_told(alone, actions.repeat(2, axis=0)))
+    assert one_by_one.max() > one_by_one.min()
+    assert (in_pairs >= one_by_one.reshape(-1, 2).max(axis=1)).all()
+
+
+def test_a_picture_of_a_reset_that_changes_too_often_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    games = envs(1)
+    monkeypatch.setattr(vector_env, "LOG_SIZE", 20)
+    with pytest.raises(EmulatorError, match="changed 27 times, more than 20 are kept"):
+        games.reset()
+
+
+def test_games_go_on_after_a_step_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    games, others = envs(), envs()
+    games.reset()
+    others.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(vector_env, "LOG_SIZE", -1)
+        with pytest.raises(EmulatorError, match="a picture changed"):
+            games.step([0] * 4)
+    others.step([0] * 4)
+    for actions in RANDOM[:50]:
+        step, other = games.step(actions), others.step(actions)
+        assert all(map(np.array_equal, step[:4], other[:4]))
 
 
 def test_it_is_a_vector_environment() -> None:

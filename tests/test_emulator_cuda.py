@@ -88,6 +88,44 @@ def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
     assert here[3].any() == ("max_num_frames_per_episode" in settings)
 
 
+LAUNCHES = """
+from numba import cuda
+from numba.cuda.simulator.cudadrv.devices import FakeCUDAContext
+from numba.cuda.simulator.kernel import FakeCUDAKernel
+
+current, launched = [0], []
+
+class Gpu(FakeCUDAContext):
+    def __enter__(self):
+        current.append(self.id)
+
+    def __exit__(self, *_):
+        current.pop()
+
+cuda.gpus.lst = Gpu(0), Gpu(1)
+FakeCUDAKernel.__call__ = lambda kernel, *_: launched.append((kernel.fn.__name__, current[-1]))
+
+from emulator import PongVectorEnv
+
+envs = PongVectorEnv(2, device="cuda:1", seed=0)
+envs.reset()
+envs.step([0, 0])
+print(launched)
+"""
+
+
+@needs_cuda
+@pytest.mark.usefixtures("console")
+def test_kernels_are_launched_on_the_device_that_was_asked_for():
+    """The simulator has one device and does not say which is current: here it has two."""
+    env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", LAUNCHES]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    launched = [("begin", 1), ("see", 1), ("play", 1), ("see", 1)]
+    assert result.stdout.strip() == repr(launched)
+
+
 @needs_cuda
 def test_a_small_pixel_is_that_of_the_cpu():
     """Of any two pictures, with all the greys there are."""

@@ -12,7 +12,7 @@ from conftest import ROOT
 
 from emulator import EmulatorError
 from emulator.rom import read_rom
-from emulator.translated import _made
+from emulator.translated import _made, kept_in
 
 NO_NUMBA = "import sys; sys.modules['numba'] = None"
 NO_ROM = "import emulator.rom, pathlib; emulator.rom._installed_rom = lambda: pathlib.Path('/none')"
@@ -72,3 +72,28 @@ def test_a_folder_that_cannot_be_written_to_is_not_used(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError):
         _made(tmp_path, "pong-now")
+
+
+def test_without_a_home_the_package_keeps_what_was_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # nobody knows where it is
+    assert kept_in(tmp_path).parent == tmp_path / "__pycache__"
+
+
+def test_where_nothing_can_be_kept_nothing_is_left_behind(tmp_path: Path) -> None:
+    package, home, temporary = (tmp_path / name for name in ("package", "home", "temporary"))
+    for folder in (package, home, temporary):
+        folder.mkdir()
+    (package / "__pycache__").touch()  # files, where root, too, can make no folders
+    (home / ".cache").touch()
+    program = (
+        "import sys; from pathlib import Path; from emulator.translated import kept_in; "
+        "folder = kept_in(Path(sys.argv[1])); (folder / 'x').touch(); print(folder)"
+    )
+    env = os.environ | {"HOME": str(home), "TMPDIR": str(temporary)}
+    command = [sys.executable, "-c", program, str(package)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).is_relative_to(temporary)
+    assert not list(temporary.iterdir())
