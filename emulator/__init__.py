@@ -1,23 +1,30 @@
 """An Atari 2600 as Pong needs it, in Python that is compiled: ``PongVectorEnv``.
 
-The console is translated and compiled when somebody first asks for that name, not before:
-``import emulator`` takes no time, and tells by ``missing`` what the console lacks.
+The emulator is translated and compiled when somebody first makes games, not before: an import takes
+no time, and tells by ``missing`` what the emulator lacks. ``gymnasium.make_vec`` makes the games,
+too; their name there is that of this package and ``/Pong-v0``.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from emulator.rom import EmulatorError, read_rom
+import gymnasium
+
+from .errors import EmulatorError
+from .rom import read_rom
 
 if TYPE_CHECKING:
-    from emulator.vector_env import PongVectorEnv
+    import numpy as np
+
+    from .vector_env import BasePongVectorEnv
 
 __all__ = ["EmulatorError", "PongVectorEnv", "missing"]
 
 
 def missing(device: str = "cpu") -> str | None:
-    """What the console needs and this machine has not, in one line; None if all is there.
+    """What the emulator needs and this machine has not, in one line; None if all is there.
 
     Args:
         device: cpu, or cuda to play on a GPU.
@@ -25,11 +32,13 @@ def missing(device: str = "cpu") -> str | None:
     try:
         import_module("numba")
     except ImportError as error:  # not installed, or not for this NumPy
-        return f"Numba, which compiles the console, is missing ({error}): pip install numba==0.68.1"
+        return (
+            f"Numba, which compiles the emulator, is missing ({error}): pip install numba==0.68.1"
+        )
     if device.startswith("cuda"):
         for name in ("torch", "numba_cuda"):
             if find_spec(name) is None:
-                return f"on a GPU the console needs {name}: pip install -r requirements-cuda.txt"
+                return f"on a GPU the emulator needs {name}: pip install -r requirements-cuda.txt"
     try:
         read_rom()
     except EmulatorError as error:
@@ -37,9 +46,67 @@ def missing(device: str = "cpu") -> str | None:
     return None
 
 
-def __getattr__(name: str) -> Any:
-    if name != "PongVectorEnv":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if problem := missing():
+def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lock was
+    num_envs: int,
+    *,
+    seed: "int | Sequence[int] | np.ndarray | None" = None,
+    device: Any = "cpu",
+    threads: int = 0,
+    stack: int = 4,
+    frame_skip: int = 4,
+    max_pool: bool = True,
+    noop_max: int = 30,
+    reward_clipping: bool = True,
+    max_num_frames_per_episode: int = 108_000,
+    render_mode: str | None = None,
+) -> "BasePongVectorEnv":
+    """Games of Pong, emulated in compiled Python, and preprocessed as DeepMind did.
+
+    The same seeds and actions give the same games as ``ale_py.AtariVectorEnv("pong", ...)`` with
+    ``AutoresetMode.SAME_STEP``, pixel for pixel. What ends is followed by the next game in the same
+    step; ``info["final_obs"]`` then has the last observations.
+
+        envs = PongVectorEnv(32, seed=0)
+        observations, info = envs.reset()
+        observations, rewards, terminated, truncated, info = envs.step(actions)
+
+    Args:
+        num_envs: games played at once.
+        seed: game ``i`` is seeded with ``seed + i``, or a seed for each; None for chance. ``reset``
+            may change it.
+        device: cpu; or cuda, then arrays are torch tensors there (see ``cuda.py``).
+        threads: of the CPU that play, outside of the interpreter's lock; 0 for one per core.
+        stack: frames of an observation; a new game begins with black ones.
+        frame_skip: emulated frames of a frame: how long an action is held.
+        max_pool: see the maximum of the last two emulated frames, not the last one alone.
+        noop_max: games begin with FIRE and up to so many emulated frames, less two, of doing
+            nothing.
+        reward_clipping: rewards as their sign.
+        max_num_frames_per_episode: emulated frames after which a game is cut short.
+        render_mode: rgb_array, then ``render`` returns pictures; or None.
+
+    Raises:
+        ValueError: a number is too small, there are not as many seeds as games, or there is no such
+            device or render mode.
+        EmulatorError: something is missing, see ``missing``.
+    """
+    if problem := missing(str(device)):
         raise EmulatorError(problem)
-    return import_module("emulator.vector_env").PongVectorEnv
+    from .vector_env import Settings
+
+    settings = Settings(
+        stack, frame_skip, max_pool, noop_max, reward_clipping, max_num_frames_per_episode,
+        render_mode,
+    )  # fmt: skip
+    if str(device).startswith("cuda"):
+        from .cuda import CudaPongVectorEnv  # torch and CUDA are wanted there alone
+
+        return CudaPongVectorEnv(num_envs, settings, seed, device)
+    if str(device) != "cpu":
+        raise ValueError(f"device is {device}, and must be cpu or cuda")
+    from .threads import ThreadedPongVectorEnv
+
+    return ThreadedPongVectorEnv(num_envs, settings, seed, threads)
+
+
+gymnasium.register(f"{__name__}/Pong-v0", vector_entry_point=f"{__name__}:PongVectorEnv")

@@ -1,5 +1,5 @@
 """Print Pong as Python: ``python -m emulator``."""
 
-from emulator.translated import source
+from .translated import source
 
 print(source())

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from emulator.compiling import compiled
-from emulator.rom import read_rom
-from emulator.tia import load
+from .compiling import compiled
+from .rom import read_rom
+from .tia import read
 
 ROM = np.frombuffer(read_rom(), np.uint8).astype(np.int32)
 
@@ -17,6 +17,14 @@ def rom(address):
     room for 64 KB of them: so no other function names ROM.
     """
     return ROM[address & 0x7FF]
+
+
+@compiled
+def load(s, g, t, address, bus):
+    """Read RAM, or the television chip, whose low bits are what was on the bus before."""
+    if address & 0x80:
+        return s[address & 0x7F, g]
+    return read(s, g, t, address & 0x0F) | bus & 0x3F
 
 
 @compiled

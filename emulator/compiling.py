@@ -1,6 +1,19 @@
-"""How the functions of the console are compiled."""
+"""How the functions of the emulator are compiled, and where the result is kept.
 
+It is kept in a folder that is named by a hash of this package, beside the translation: Numba looks
+at the file of a function alone, and would not notice that one it calls has changed.
+"""
+
+import atexit
+import hashlib
+import os
+import shutil
+import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -9,6 +22,7 @@ from numba import types
 # Without `_nrt=False` Numba counts the references to every array that it hands on, which took 87 %
 # of the time. `nogil` lets threads play at once. As in C, nobody looks for a division by zero.
 OPTIONS: dict[str, Any] = {"_nrt": False, "nogil": True, "error_model": "numpy"}
+KEPT = 24 * 3600  # seconds that what was compiled of another version is kept
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,3 +45,55 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _widened(kind: types.Type) -> types.Type:
     kind = types.unliteral(kind)
     return types.int64 if isinstance(kind, types.Integer | types.Boolean) else kind
+
+
+def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function that Python calls, and keep it for the next start."""
+    return kept(numba.njit(cache=True, **OPTIONS), function)
+
+
+def kept(compiler: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a compiler of Numba's keep what it makes of a function in ``folder``."""
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder())
+    try:
+        return compiler(function)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+@cache
+def folder() -> Path:
+    """Where the translation lies, and what was compiled."""
+    return kept_in(Path(__file__).parent)
+
+
+def kept_in(package: Path) -> Path:
+    """Where to keep what is compiled of a package: beside it, at home, or until this process ends.
+
+    Args:
+        package: the folder of its files. Beside it is its ``__pycache__``, if it can be written.
+    """
+    digest = hashlib.sha256(__package__.encode())  # the translation imports it by its name
+    for file in sorted(package.glob("*.py")):
+        digest.update(file.read_bytes())
+    name = "pong-" + digest.hexdigest()[:16]
+    for parent in (package / "__pycache__", Path("~/.cache/pong-emulator")):
+        with suppress(OSError, RuntimeError):  # RuntimeError: nobody knows where home is
+            return _made(parent.expanduser(), name)
+    parent = Path(tempfile.mkdtemp(prefix="pong-emulator-"))  # nothing will be kept
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    return _made(parent, name)
+
+
+def _made(parent: Path, name: str) -> Path:
+    """A folder; those of former versions go, unless they are so new that somebody may use them."""
+    made = parent / name
+    if not made.is_dir():
+        made.mkdir(parents=True, exist_ok=True)
+        for other in parent.glob("pong-*"):
+            with suppress(FileNotFoundError):  # another process is doing the same
+                if other != made and other.stat().st_mtime < time.time() - KEPT:
+                    shutil.rmtree(other, ignore_errors=True)
+    if not os.access(made, os.W_OK):
+        raise PermissionError(made)
+    return made

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from emulator.instructions import Instruction, decode
-from emulator.rom import EmulatorError
+from .errors import EmulatorError
+from .instructions import Instruction, decode
 
-POWER_ON = 0  # the block before the first, which asks whether the console was just switched on
+POWER_ON = 0  # the block before the first, which asks whether the Atari was just switched on
 BRANCHES = ("BPL", "BMI", "BVC", "BVS", "BCC", "BCS", "BNE", "BEQ")
 
 
@@ -23,7 +23,7 @@ class Program(NamedTuple):
     """A ROM, and what cannot be read off it by following its jumps."""
 
     rom: bytes
-    frame_end: int  # the instruction with which a picture is complete
+    picture_end: int  # the instruction with which a picture is complete
     indirect: dict[int, int]  # where the indirect jumps lead, by their address
     always: set[int]  # branches that are always taken
 
@@ -123,10 +123,10 @@ def find_routines(program: Program) -> tuple[Routine, dict[int, Routine]]:
             entries.add(instruction.operand)
             waiting.append(instruction.operand)
         waiting += _next_addresses(program, instruction)
-    after_frame = decode(program.rom, program.frame_end).following
-    main = _routine(program, program.reset, entries, after_frame)
+    after_picture = decode(program.rom, program.picture_end).following
+    main = _routine(program, program.reset, entries, after_picture)
     main.entry = POWER_ON
-    main.blocks[POWER_ON] = Block(POWER_ON, targets=(program.reset, after_frame))
+    main.blocks[POWER_ON] = Block(POWER_ON, targets=(program.reset, after_picture))
     return main, {entry: _routine(program, entry, entries - {entry}) for entry in sorted(entries)}
 
 
@@ -152,7 +152,7 @@ def _routine(program: Program, entry: int, others: set[int], *entries: int) -> R
         if address in code or address in others:
             continue
         code[address] = instruction = decode(program.rom, address)
-        if address == program.frame_end:
+        if address == program.picture_end:
             continue
         following = _next_addresses(program, instruction)
         waiting += following
@@ -164,7 +164,7 @@ def _routine(program: Program, entry: int, others: set[int], *entries: int) -> R
         address = start
         while True:
             block.instructions.append(code[address])
-            if address == program.frame_end:
+            if address == program.picture_end:
                 break
             following = _next_addresses(program, code[address])
             if following == [code[address].following] and following[0] not in starts | others:

@@ -1,12 +1,13 @@
-"""Games on a GPU: the same functions of the console, compiled for CUDA, and what launches them.
+"""Games on a GPU: the same functions, compiled for CUDA, and what launches them.
 
 A step is two kernels. ``play`` gives every game a thread, which emulates and writes down what
 changes on the screen. ``see`` gives every game a block of threads, which share out the columns of
 its pictures, and then the pixels of the observation. The state lies in memory field by field, so
 threads of neighbouring games read neighbouring numbers.
 
-A reset takes up to 30 frames, and all games would wait for the few that have one. But nothing in
-the console is random, so the state after each number of frames is known before, and is copied.
+A reset takes up to 30 emulated frames, and all games would wait for the few that have one. But
+nothing in the emulator is random, so the state after each number of emulated frames is known
+before, and is copied.
 """
 
 from typing import Any
@@ -17,22 +18,21 @@ import torch
 from gymnasium.error import NoAsyncCallError
 from numba import cuda
 
-from emulator.compiling import compiled
-from emulator.games import draw_game, log_of, most_changes, reset_games, scratch, step
-from emulator.preprocessing import COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS
-from emulator.rom import EmulatorError
-from emulator.state import (
+from .compiling import compiled, kept
+from .errors import EmulatorError
+from .games import draw_game, log_of, most_changes, reset_games, scratch, step
+from .preprocessing import COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS
+from .state import (
     BANK,
+    EMULATED_FRAMES,
     FIELDS,
-    FRAMES,
     LOG_SIZE,
     NOOPS_DRAWN,
     RAM,
 )
-from emulator.television import COLOURS, GREYS, LOOK, draw
-from emulator.tia import LINES, WIDTH
-from emulator.translated import kept
-from emulator.vector_env import DRAWS, PongVectorEnv, check_changes
+from .television import COLOURS, GREYS, LOOK, draw
+from .tia import LINES, WIDTH
+from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_changes
 
 PLAYERS = 32  # threads of a block that plays: few, so that few games occupy many processors
 VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
@@ -62,8 +62,8 @@ def play(s, beginnings, noops, actions, skip, max_pool, limit, rewards, over, cu
 
     Args:
         s: int32 (FIELDS, games), the state.
-        beginnings: int32 (frames, FIELDS), the state of a new game after so many frames.
-        noops: int32 (draws, games), frames until the agent plays, by reset.
+        beginnings: int32 (numbers, FIELDS), the state of a new game after so many emulated frames.
+        noops: int32 (draws, games), emulated frames until the agent plays, by reset.
         actions: int64 (games,).
         skip, max_pool, limit: the settings of ``games.step_games``.
         rewards: int32 (games,), gets the points.
@@ -84,11 +84,11 @@ def play(s, beginnings, noops, actions, skip, max_pool, limit, rewards, over, cu
 
 @compiled
 def begin_game(s, g, beginnings, noops):
-    """As ``games.reset``, but the frames were played before."""
+    """As ``games.reset``, but the no-ops were played before."""
     drawn = s[NOOPS_DRAWN, g]
-    frames = noops[drawn, g]
+    number = noops[drawn, g]
     for field in range(FIELDS):
-        s[field, g] = beginnings[frames, field]
+        s[field, g] = beginnings[number, field]
     s[NOOPS_DRAWN, g] = drawn + 1
 
 
@@ -153,24 +153,36 @@ def overlap(small, units, large, width):
     return max(end - begin, 0)
 
 
-class CudaPongVectorEnv(PongVectorEnv):
+class CudaPongVectorEnv(BasePongVectorEnv):
     """``PongVectorEnv`` with ``device="cuda"``: the same games, and nothing leaves the device.
 
     Actions, observations, rewards and ends are torch tensors there, and so are the numbers of
-    frames in ``info``. ``send`` launches kernels on torch's current stream and nobody waits for
-    them. There is no ``info["final_obs"]``, and actions that are none do nothing.
+    emulated frames in ``info``. ``send`` launches kernels on torch's current stream and nobody
+    waits for them. There is no ``info["final_obs"]``, and actions that are none do nothing.
+
+    Args:
+        num_envs, settings: as for ``BasePongVectorEnv``.
+        seed, device: as for ``PongVectorEnv``.
+
+    Raises:
+        ValueError: num_envs is too small, or there are not as many seeds as games.
+        EmulatorError: a picture changed too often to be drawn.
     """
 
-    def _prepare(self, device: Any, threads: int) -> None:
+    def __init__(
+        self, num_envs: int, settings: Settings, seed: Seed | None = None, device: Any = "cuda"
+    ) -> None:
+        super().__init__(num_envs, settings)
         # The device is fixed now: "cuda" means another one when torch's current device changes.
         self._gpu = torch.device(device).index
         if self._gpu is None:
             self._gpu = 0 if SIMULATED else torch.cuda.current_device()
         self.device = torch.device("cpu" if SIMULATED else f"cuda:{self._gpu}")
         self._state = self._there(np.zeros((FIELDS, self.num_envs), np.int32))
-        self._beginnings = self._there(beginnings(max(self._noop_max, 2), self._beginning))
+        self._beginnings = self._there(beginnings(max(settings.noop_max, 2), self._beginning))
         self._most = self._there(np.zeros(2, np.int32))
         self._blocks = -(-self.num_envs // PLAYERS)
+        self._seed(seed)
 
     def _there(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -181,8 +193,10 @@ class CudaPongVectorEnv(PongVectorEnv):
         self._counts: torch.Tensor | None = None  # of the device, when they were last asked for
         self._pictures = 0  # since then
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """As ``PongVectorEnv.reset``."""
+    def reset(
+        self, *, seed: Seed | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """As ``ThreadedPongVectorEnv.reset``."""
         self._check_options(options)
         if seed is not None:
             self._seed(seed)
@@ -199,9 +213,9 @@ class CudaPongVectorEnv(PongVectorEnv):
         Raises:
             ValueError: another shape.
             EmulatorError: some steps ago a picture was not drawn as it should be.
-            gymnasium.error.Error: as ``PongVectorEnv.send``.
+            gymnasium.error.Error: as ``ThreadedPongVectorEnv.send``.
         """
-        self._check_turn()
+        self._check_turn("send")
         actions = torch.as_tensor(actions, dtype=torch.int64, device=self.device).contiguous()
         if actions.shape != (self.num_envs,):
             raise ValueError(f"actions are of shape ({self.num_envs},), not {tuple(actions.shape)}")
@@ -209,14 +223,14 @@ class CudaPongVectorEnv(PongVectorEnv):
         over, cut = torch.empty((2, self.num_envs), dtype=torch.bool, device=self.device)
         self._launch(
             play, self._blocks, PLAYERS, self._state, self._beginnings, self._noops_there, actions,
-            *self._settings, rewards, over, cut, self._most,
+            *self._stepping, rewards, over, cut, self._most,
         )  # fmt: skip
         before, self._observations = self._observations, torch.empty_like(self._observations)
         self._see(over, cut, before)
-        self._playing = [rewards.sign_() if self._clips else rewards, over, cut]
+        self._playing = [rewards.sign_() if self._settings.reward_clipping else rewards, over, cut]
 
     def recv(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """What ``PongVectorEnv.recv`` returns, as tensors there, which may still be computed."""
+        """As ``ThreadedPongVectorEnv.recv``; the tensors there may still be computed."""
         if not self._playing:
             raise NoAsyncCallError("recv: call send first", "recv")
         (rewards, over, cut), self._playing = self._playing, []
@@ -229,11 +243,11 @@ class CudaPongVectorEnv(PongVectorEnv):
 
     @property
     def ram(self) -> np.ndarray:
-        """The consoles' RAM, uint8 (num_envs, 128); waits for the device."""
+        """The RAM of all games, uint8 (num_envs, 128); waits for the device."""
         return self._state[RAM : RAM + 128].T.to("cpu", torch.uint8).numpy()
 
     def screen(self, i: int) -> np.ndarray:
-        """The last picture of game ``i``, as ``PongVectorEnv.screen``; the CPU draws it."""
+        """As ``BasePongVectorEnv.screen``; the CPU draws it."""
         state = np.zeros((FIELDS, 2), np.int32, order="F")
         state[:, 0] = self._state[:, i].cpu()
         picture = np.empty((LINES, WIDTH), np.uint8)
@@ -242,7 +256,7 @@ class CudaPongVectorEnv(PongVectorEnv):
 
     def _see(self, over: torch.Tensor, cut: torch.Tensor, before: torch.Tensor) -> None:
         self._launch(
-            see, self.num_envs, VIEWERS, self._state, self._settings[1], over, cut, before,
+            see, self.num_envs, VIEWERS, self._state, self._settings.max_pool, over, cut, before,
             self._observations, self._most,
         )  # fmt: skip
         self._pictures += 1
@@ -276,11 +290,13 @@ class CudaPongVectorEnv(PongVectorEnv):
             function[blocks, threads, stream](*map(_argument, arguments))
 
     def _info(self) -> dict[str, Any]:
-        return {"episode_frame_number": self._state[FRAMES].clone()}
+        return {"episode_frame_number": self._state[EMULATED_FRAMES].clone()}
 
 
 def beginnings(count: int, beginning: np.ndarray) -> np.ndarray:
-    """The states of new games after 0, 1, ... frames (after 0: as after 1), int32 (count, FIELDS).
+    """The states of new games after 0, 1, ... emulated frames, int32 (count, FIELDS).
+
+    That after 0 is that after 1: FIRE is always pressed.
 
     Args:
         count: of states.

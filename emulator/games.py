@@ -2,13 +2,12 @@
 
 import numpy as np
 
-from emulator.compiling import compiled
-from emulator.pong import FIRE, NOOP, act
-from emulator.preprocessing import shrink
-from emulator.state import BANK, FIELDS, LOG, LOG_COUNT, LOG_FIELDS, LOGS, NOOPS_DRAWN, STEPPED
-from emulator.television import LOOK, begin_log, black_log, draw
-from emulator.tia import LINES, WIDTH
-from emulator.translated import entry_point
+from .compiling import compiled, entry_point
+from .pong import FIRE, NOOP, act
+from .preprocessing import shrink
+from .state import BANK, FIELDS, LOG, LOG_COUNT, LOG_FIELDS, LOGS, NOOPS_DRAWN, PLAYED_FRAMES
+from .television import LOOK, begin_log, black_log, draw
+from .tia import LINES, WIDTH
 
 # What a thread works in: it has nothing to do with a particular game.
 Scratch = tuple[np.ndarray, ...]
@@ -28,7 +27,8 @@ def reset_games(s, begin, end, beginning, noops, shades, work, observations):
         s: int32 (FIELDS, games), the state.
         begin, end: the games to reset, from one to before the other.
         beginning: int32 (FIELDS,), the state of a new game.
-        noops: int32 (draws, games), frames until the agent plays, FIRE included, by reset.
+        noops: int32 (draws, games), emulated frames until the agent plays, FIRE included, by
+            reset.
         shades: uint8 (256,), what colours are shown as.
         work: of ``scratch``.
         observations: uint8 (games, stack, 84, 84), gets what is seen.
@@ -54,8 +54,8 @@ def step_games(
     Args:
         s, begin, end, shades, work: as in ``reset_games``.
         actions: int64 (games,).
-        settings: frames that an action is held; whether to see the maximum of the last two of
-            them, or the last one alone; the frames after which a game is cut short.
+        settings: emulated frames that an action is held; whether to see the maximum of the last two
+            of them, or the last one alone; those after which a game is cut short.
         before: uint8 (games, stack, 84, 84), the last observations.
         observations: gets the new ones.
         rewards: int32 (games,), gets the points.
@@ -67,7 +67,7 @@ def step_games(
     most = 0
     skip, max_pool, limit = settings
     for g in range(begin, end):
-        rewards[g], over[g], cut[g], frames = step(s, g, actions[g], skip, max_pool, limit)
+        rewards[g], over[g], cut[g], played = step(s, g, actions[g], skip, max_pool, limit)
         most = max(most, most_changes(s, g))
         for i in range(1, before.shape[1]):
             copy(before[g, i], observations[g, i - 1])
@@ -75,7 +75,7 @@ def step_games(
         if not over[g] and not cut[g]:
             s[BANK, g] = 1 - s[BANK, g]
             observe(s, g, shades, work, max_pool, newest)
-        elif frames == skip and max_pool:
+        elif played == skip and max_pool:
             observe_cut_step(s, g, shades, work, newest)
         else:
             copy(before[g, -1], newest)  # nothing new was seen
@@ -102,24 +102,25 @@ def copy(source, target):
 
 @compiled
 def step(s, g, action, skip, max_pool, limit):
-    """Hold an action for some frames, and log the last ones.
+    """Hold an action for some emulated frames, and log the last ones.
 
     Returns:
-        Points, whether the game has ended, or was cut short, and how many frames until then.
+        Points, whether the game has ended, or was cut short, and how many emulated frames until
+        then.
     """
-    points, over, cut, frame = 0, False, False, 0
-    while frame < skip and not over and not cut:
-        seen = frame >= skip - (2 if max_pool else 1)
+    points, over, cut, played = 0, False, False, 0
+    while played < skip and not over and not cut:
+        seen = played >= skip - (2 if max_pool else 1)
         if seen:
-            begin_log(s, g, log_of(1 - s[BANK, g], frame - skip + 2))
+            begin_log(s, g, log_of(1 - s[BANK, g], played - skip + 2))
         else:
             s[LOG, g] = 0
         more, over = act(s, g, action)
         points += more
-        frame += 1
-        s[STEPPED, g] += 1
-        cut = s[STEPPED, g] >= limit
-    return points, over, cut, frame
+        played += 1
+        s[PLAYED_FRAMES, g] += 1
+        cut = s[PLAYED_FRAMES, g] >= limit
+    return points, over, cut, played
 
 
 @compiled
@@ -139,17 +140,17 @@ def log_of(bank, number):
 
 @compiled
 def reset(s, g, beginning, noops):
-    """Begin a new game, and play the frames before the agent may; its other picture is black."""
+    """Begin a new game, and play what comes before the agent may; its other picture is black."""
     drawn = s[NOOPS_DRAWN, g]
-    frames = noops[drawn, g]
+    count = noops[drawn, g]
     for field in range(len(beginning)):
         s[field, g] = beginning[field]
     s[NOOPS_DRAWN, g] = drawn + 1
     black_log(s, g, log_of(0, 0))
-    for frame in range(frames):
-        if frame == frames - 1:
+    for number in range(count):
+        if number == count - 1:
             begin_log(s, g, log_of(0, 1))
-        act(s, g, NOOP if frame else FIRE)
+        act(s, g, NOOP if number else FIRE)
 
 
 @compiled
@@ -166,9 +167,9 @@ def observe(s, g, shades, work, max_pool, small):
 
 @compiled
 def observe_cut_step(s, g, shades, work, small):
-    """Draw what is seen in a game's last step: a frame in which a game ends is not.
+    """Draw what is seen in a game's last step: the picture with which a game ends is not.
 
-    What it should have taken the place of is still there: the maximum of the two frames before.
+    What it should have taken the place of is still there: the maximum of the two pictures before.
     """
     look, rows_a, row_of_a, rows_b, row_of_b, sums, rows_c, row_of_c = work
     draw(s, g, log_of(s[BANK, g], 0), shades, look, rows_a, row_of_a, 0, WIDTH)

@@ -1,17 +1,18 @@
-"""Pong as ALE plays it: paddles, a frame, points and the end of a game, and the reset.
+"""Pong as ALE plays it: paddles, an emulated frame, points and the end of a game, and the reset.
 
-The agent has the paddle on the right, player A; the console's own player has the one on the left.
+The agent has the paddle on the right, player A; the program's own player has the one on the left.
 """
 
 import numpy as np
 
-from emulator.compiling import compiled
-from emulator.state import (
+from .compiling import compiled, entry_point
+from .rom import LAST_POINT, POINTS_A, POINTS_B
+from .state import (
     CHARGED,
     COLLIDED,
     CYCLES,
+    EMULATED_FRAMES,
     FIELDS,
-    FRAMES,
     PADDLE_A,
     PADDLE_B,
     REGISTER_X,
@@ -20,34 +21,33 @@ from emulator.state import (
     SWCHB,
     TIMER_SET,
 )
-from emulator.tia import collide
-from emulator.translated import entry_point, frame
+from .tia import collide
+from .translated import emulated_frame
 
 # Actions, by the number that the environments give them.
 NOOP, FIRE, RIGHT, LEFT, RIGHT_FIRE, LEFT_FIRE = range(6)
 ACTIONS = ("NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE")
-POINTS_B, POINTS_A = 13, 14  # in RAM
-LAST_POINT = 21
 
 # Paddles are resistors of up to a megohm; ALE turns them at this speed, and not to their ends.
-LEAST_OHM, MOST_OHM, START_OHM, OHM_PER_FRAME = 27_450, 790_196, 408_823, 23_000
+LEAST_OHM, MOST_OHM, START_OHM = 27_450, 790_196, 408_823
+OHM_PER_EMULATED_FRAME = 23_000
 FIRE_A = 0x40  # of SWCHA; 0 when pressed
 ALL_SWITCHES, RESET_PRESSED = 0x3F, 0x3E  # of SWCHB
 
 
 @compiled
 def act(s, g, action):
-    """Play a frame; the change of the score, and whether the game has ended."""
+    """Play an emulated frame; the change of the score, and whether the game has ended."""
     ohm = s[PADDLE_A, g]
     if action in (RIGHT, RIGHT_FIRE):
-        ohm -= OHM_PER_FRAME
+        ohm -= OHM_PER_EMULATED_FRAME
     elif action in (LEFT, LEFT_FIRE):
-        ohm += OHM_PER_FRAME
+        ohm += OHM_PER_EMULATED_FRAME
     s[PADDLE_A, g] = min(max(ohm, LEAST_OHM), MOST_OHM)
     fire = action in (FIRE, RIGHT_FIRE, LEFT_FIRE)
     s[SWCHA, g] = 0xFF & ~FIRE_A if fire else 0xFF
     emulate(s, g, False)
-    s[FRAMES, g] += 1
+    s[EMULATED_FRAMES, g] += 1
     score = s[POINTS_A, g] - s[POINTS_B, g]
     reward = score - s[SCORE, g]
     s[SCORE, g] = score
@@ -56,13 +56,13 @@ def act(s, g, action):
 
 @compiled
 def emulate(s, g, boot):
-    """Run the console until the next picture is complete, from power-on or from the last one."""
-    t, s[REGISTER_X, g] = frame(s, g, s[CYCLES, g], boot, s[REGISTER_X, g])
-    end_frame(s, g, t)
+    """Run the program until the next picture is complete, from power-on or from the last one."""
+    t, s[REGISTER_X, g] = emulated_frame(s, g, s[CYCLES, g], boot, s[REGISTER_X, g])
+    end_picture(s, g, t)
 
 
 @compiled
-def end_frame(s, g, t):
+def end_picture(s, g, t):
     """End the picture in cycle ``t``; the next counts anew, from where the beam is in its line."""
     collide(s, g, 3 * t)
     passed = t // 76 * 76
@@ -74,10 +74,10 @@ def end_frame(s, g, t):
 
 @entry_point
 def _power_on(s):
-    """Switch the console on, wait for a second, and press RESET, as ALE does."""
+    """Switch the Atari on, wait for a second, and press RESET, as ALE does."""
     s[PADDLE_A, 0] = s[PADDLE_B, 0] = START_OHM
     s[SWCHA, 0] = 0xFF
-    for number in range(72):
+    for number in range(72):  # emulated frames
         s[SWCHB, 0] = ALL_SWITCHES if number < 60 else RESET_PRESSED
         emulate(s, 0, number == 0)
     s[SWCHB, 0] = ALL_SWITCHES

@@ -11,8 +11,8 @@ Source: Mnih et al., Nature 518 (2015), methods.
 
 import numpy as np
 
-from emulator.compiling import compiled
-from emulator.tia import WIDTH
+from .compiling import compiled
+from .tia import WIDTH
 
 SIZE = 84
 COLUMN_UNITS, LINE_UNITS = 40, 5  # what a pixel covers; there are 21 to a column, 2 to a line

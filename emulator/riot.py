@@ -6,8 +6,8 @@ it begins or ends a picture.
 Source: MOS Technology, MCS6532 data sheet; the cycle in which a count changes was measured.
 """
 
-from emulator.compiling import compiled
-from emulator.state import TIMER, TIMER_SET, TIMER_SHIFT
+from .compiling import compiled
+from .state import TIMER, TIMER_SET, TIMER_SHIFT
 
 
 @compiled

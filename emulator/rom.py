@@ -1,16 +1,23 @@
-"""Pong's cartridge: 2 KB of machine code, read from the installed ale-py."""
+"""Pong's cartridge: 2 KB of machine code, read from the installed ale-py, and facts about it."""
 
 import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 
+from .errors import EmulatorError
+
 SHA256 = "41623e3c26148f96cbe77d56512845d224a63c8fe5bf90e38527155e39ec96d3"
 SIZE = 2048  # bytes; the processor sees them twice in the 4 KB of a cartridge
 FIRST = 0xF000  # the address of the first byte, as the program uses it
 
+# What following the jumps does not tell, but running the program does.
+PICTURE_END = 0xF0CC  # the instruction that clears VSYNC
+INDIRECT = {0xF19B: 0xF386, 0xF1A4: 0xF3F5}  # indirect jumps, in the first of its games
+ALWAYS = {0xF01D}  # branches that are always taken: BEQ behind LDY #00
 
-class EmulatorError(Exception):
-    """The console cannot be built; the message says why, and what to do, in one line."""
+# Where the program keeps things: bytes of RAM, from 0x80 on.
+POINTS_B, POINTS_A = 13, 14
+LAST_POINT = 21  # who has so many wins
 
 
 def read_rom(path: Path | None = None) -> bytes:

@@ -3,49 +3,19 @@
 Registers become variables (``a``, ``x``, ``y``), and so do the processor's flags: ``n`` is a number
 whose bit 7 says negative, ``z`` one that is 0 for zero, ``c`` is 0 or 1, ``v`` is not 0 for an
 overflow. ``m`` is an operand, ``w`` a result before it is cut to eight bits. ``t`` is the
-processor's cycle in this frame. ``s`` is the console's state, ``g`` the game.
+processor's cycle in this picture. ``s`` is the state, ``g`` the game.
 """
 
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from emulator.instructions import Instruction
-from emulator.rom import EmulatorError
+from .errors import EmulatorError
+from .instructions import Instruction
+from .memory_map import PORTS, TIA_WRITES, TIMERS
 
 VARIABLES = "axynzcvmw"
 NAME = re.compile(rf"\b[{VARIABLES}]\b")
-
-# What a write to the television's registers does; {} is the value. The numbers of colour clocks are
-# how long it takes to show.
-TIA_WRITES = {
-    0x00: "pass",  # VSYNC; where the picture is complete is known from the program
-    0x01: "vblank(s, g, t, {})",
-    0x02: "t = wsync(t)",
-    0x06: "write(s, g, 3 * t, COLUP0, {} & 0xFE)",
-    0x07: "write(s, g, 3 * t, COLUP1, {} & 0xFE)",
-    0x08: "write(s, g, 3 * t, COLUPF, {} & 0xFE)",
-    0x09: "write(s, g, 3 * t, COLUBK, {} & 0xFE)",
-    0x0A: "write(s, g, 3 * t, CTRLPF, {} & 0x37)",
-    0x0D: "playfield(s, g, t, PF0, {} & 0xF0)",
-    0x0E: "playfield(s, g, t, PF1, {})",
-    0x0F: "playfield(s, g, t, PF2, {})",
-    0x10: "reset_position(s, g, t, POSP0, 3)",
-    0x11: "reset_position(s, g, t, POSP1, 3)",
-    0x14: "reset_position(s, g, t, POSBL, 2)",
-    0x1B: "write(s, g, 3 * t + 1, GRP0, {})",
-    0x1C: "player1_graphics(s, g, t, {})",
-    0x1F: "enable_ball(s, g, t, {})",
-    0x20: "s[HMP0, g] = {}",
-    0x21: "s[HMP1, g] = {}",
-    0x24: "s[HMBL, g] = {}",
-    0x27: "delay_ball(s, g, t, {})",
-    0x2A: "hmove(s, g, t)",
-    0x2B: "hmclr(s, g)",
-    0x2C: "cxclr(s, g, t)",
-}
-PORTS = {0x280: "s[SWCHA, g]", 0x282: "s[SWCHB, g]", 0x284: "timer(s, g, t)"}
-TIMERS = {0x295: 3, 0x296: 6}  # cycles of a count, as a power of two
 
 REGISTER = {"A": "a", "X": "x", "Y": "y"}
 CONDITIONS = {
@@ -236,12 +206,3 @@ def _push_status(i: Instruction, stack: int | None) -> Iterator[Step]:
     if stack is None or not 0x1D <= stack <= 0x1F:
         raise EmulatorError(f"{i} does not push into ENAM0, ENAM1 or ENABL")
     yield from _tia_write(stack, _status(0x02))
-
-
-def store_function() -> list[str]:
-    """The write to an address that only the running program knows."""
-    lines = ["@compiled", "def store(s, g, t, address, value):"]
-    lines += ["    if address & 0x80:", "        s[address & 0x7f, g] = value"]
-    for register, text in TIA_WRITES.items():
-        lines += [f"    elif address == {register:#04x}:", f"        {text.format('value')}"]
-    return [*lines, "    return t"]

@@ -1,54 +1,75 @@
-"""The state of a console: one column of numbers for a game, read from top to bottom.
+"""The state of a game: one column of numbers, read from top to bottom.
 
 All games together are an array int32 (FIELDS, games). On a CPU the numbers of a game lie side by
-side in memory, on a GPU those of a field: both are ``s[FIELD, g]`` to whoever uses them.
+side in memory, on a GPU those of a field: both are ``s[FIELD, g]`` to whoever uses them. Clocks are
+colour clocks of the television, three to a cycle of the processor; both count from the line in
+which the last picture was complete.
 """
 
 from itertools import count
 
-_next = count(128)
+RAM = 0  # 128 bytes, at the addresses 0x80 to 0xFF
 
-RAM = 0  # 128 bytes; the addresses 0x80 to 0xFF
+_fields = count(128)  # from here on a number each
 
 # What is seen. The television draws a picture from these and the log of how they changed.
-SEEN = 128  # the first of them
-COLUP0, COLUP1, COLUPF, COLUBK = (next(_next) for _ in range(4))  # colours
-CTRLPF = next(_next)  # playfield: 1 reflected, 2 score colours, 4 before the players; ball's width
-PF0, PF1, PF2 = (next(_next) for _ in range(3))  # the playfield's 20 bits
-GRP0, GRP1 = (next(_next) for _ in range(2))  # the players' 8 bits
-BALL = next(_next)  # whether it is shown
-POSP0, POSP1, POSBL = (next(_next) for _ in range(3))  # pixel of the left edge, 0 to 159
-VBLANK = next(_next)  # 2: the beam is off
-SEEN_END = next(_next)
+COLUP0 = next(_fields)  # colour of player 0, and of the left score
+COLUP1 = next(_fields)  # colour of player 1, and of the right score
+COLUPF = next(_fields)  # colour of playfield and ball
+COLUBK = next(_fields)  # colour of the background
+CTRLPF = next(_fields)  # 1: playfield reflected; 2: score; 4: in front; 16, 32: ball's width
+PF0 = next(_fields)  # playfield, its first 4 bits
+PF1 = next(_fields)  # the next 8
+PF2 = next(_fields)  # the last 8
+GRP0 = next(_fields)  # player 0, 8 bits
+GRP1 = next(_fields)  # player 1, 8 bits
+BALL = next(_fields)  # not 0: the ball is shown
+POSP0 = next(_fields)  # left edge of player 0, in pixels from 0 to 159
+POSP1 = next(_fields)  # left edge of player 1
+POSBL = next(_fields)  # left edge of the ball
+VBLANK = next(_fields)  # 2: the beam is off
+SEEN, SEEN_END = COLUP0, VBLANK + 1
 
 # The rest of the television.
-HMP0, HMP1, HMBL = SEEN_END, next(_next), next(_next)  # how far an HMOVE moves what, in bits 4 to 7
-ENABL, ENABL_OLD, VDELBL = (next(_next) for _ in range(3))  # the ball may be shown a line later
-CXP0, CXP1, CXPF = (next(_next) for _ in range(3))  # what the ball has touched
-COLLIDED = next(_next)  # until this colour clock collisions have been looked for
-CHARGED = next(_next)  # the cycle in which the paddles' capacitors began to charge
+HMP0 = next(_fields)  # how far an HMOVE moves player 0, in bits 4 to 7
+HMP1 = next(_fields)  # player 1
+HMBL = next(_fields)  # the ball
+ENABL = next(_fields)  # 2: the ball was enabled
+ENABL_OLD = next(_fields)  # ENABL at the last write of GRP1
+VDELBL = next(_fields)  # 1: ENABL_OLD shows the ball
+CXP0 = next(_fields)  # 0x40: the ball has touched player 0
+CXP1 = next(_fields)  # 0x40: player 1
+CXPF = next(_fields)  # 0x80: the playfield
+COLLIDED = next(_fields)  # until this clock collisions have been looked for
+CHARGED = next(_fields)  # the cycle in which paddles' capacitors began to charge; -1: discharged
 
 # The chip with the timer and the ports (RIOT).
-TIMER, TIMER_SHIFT, TIMER_SET = (next(_next) for _ in range(3))  # value, log2 of a count, cycle
-SWCHA, SWCHB = (next(_next) for _ in range(2))  # the paddles' buttons; the console's switches
-PADDLE_A, PADDLE_B = (next(_next) for _ in range(2))  # resistances, in ohm
+TIMER = next(_fields)  # the value that was set
+TIMER_SHIFT = next(_fields)  # log2 of the cycles of a count
+TIMER_SET = next(_fields)  # the cycle in which it was set
+SWCHA = next(_fields)  # the paddles' buttons, a bit each, 0 when pressed
+SWCHB = next(_fields)  # the switches RESET, SELECT, difficulty
+PADDLE_A = next(_fields)  # resistance of the agent's paddle, in ohm
+PADDLE_B = next(_fields)  # of the other one
 
 # Between two pictures.
-CYCLES = next(_next)  # into the line in which the last picture was complete
-REGISTER_X = next(_next)  # the one register that the next picture needs
-SCORE = next(_next)  # points of player A less those of B
-FRAMES = next(_next)  # of this game
-STEPPED = next(_next)  # those of them that the agent played
-NOOPS_DRAWN = next(_next)  # how many resets this game had since it was seeded
+CYCLES = next(_fields)  # into the line in which the last picture was complete
+REGISTER_X = next(_fields)  # the one register that the next picture needs
+SCORE = next(_fields)  # points of player A less those of B
+EMULATED_FRAMES = next(_fields)  # of this game
+PLAYED_FRAMES = next(_fields)  # the emulated frames that the agent played
+NOOPS_DRAWN = next(_fields)  # how many resets this game had since it was seeded
 
-# Logs of pictures: what was seen at the beginning, the number of changes, and the changes, each
-# packed into one number (see `tia.record`). An observation is made of two pictures, and where a
-# game ends in the middle of a step, of those of the step before, too: hence two banks of two.
-LOG = next(_next)  # the log that is written, its first field; 0 for none
-BANK = next(_next)  # 0 or 1: where the last observation is
-LOGS = next(_next)
-LOG_COUNT = SEEN_END - SEEN  # relative to the beginning of a log
-LOG_CHANGES = LOG_COUNT + 1
-LOG_SIZE = 96
+# Logs of pictures. An observation is made of two pictures, and where a game ends in the middle of a
+# step, of those of the step before, too: hence two banks of two logs.
+LOG = next(_fields)  # the log that is written, its first field; 0 for none
+BANK = next(_fields)  # 0 or 1: where the last observation is
+LOGS = next(_fields)  # the first of four
+
+# A log, from its first field on: what was seen at the beginning, and how it changed.
+LOG_COUNT = SEEN_END - SEEN  # the number of changes
+LOG_CHANGES = LOG_COUNT + 1  # the changes, each packed into one number (see `tia.record`)
+LOG_SIZE = 96  # how many are kept
 LOG_FIELDS = LOG_CHANGES + LOG_SIZE
+
 FIELDS = LOGS + 4 * LOG_FIELDS

@@ -1,4 +1,4 @@
-"""The picture: drawn from what was seen at the beginning of a frame and the log of what changed.
+"""The picture: drawn from what was seen at its beginning and the log of what changed.
 
 From one change to the next the beam shows the same, line after line, so lines are drawn once and
 referred to: a picture is a number of different rows, and for each of the 210 lines which of
@@ -7,8 +7,8 @@ them it is. About 45 rows make a picture of Pong.
 
 import numpy as np
 
-from emulator.compiling import compiled
-from emulator.state import (
+from .compiling import compiled
+from .state import (
     BALL,
     COLUBK,
     COLUP0,
@@ -31,17 +31,19 @@ from emulator.state import (
     SEEN_END,
     VBLANK,
 )
-from emulator.tia import BLANK, COMB, FIRST_CLOCK, FIRST_LINE, LINE, LINES, WIDTH, playfield_at
+from .tia import BLANK, COMB, FIRST_CLOCK, FIRST_LINE, LINE, LINES, WIDTH, playfield_at
 
 COMB_WIDTH = 8  # pixels
 LOOK = SEEN_END - SEEN  # numbers that say what is seen
 
-# The greys in which ALE shows the colours of Pong's first game; measured.
-GREYS = np.zeros(256, np.uint8)
-for _colour, _grey in {
-    14: 236, 34: 87, 56: 148, 138: 121, 200: 147, 210: 74, 228: 107, 250: 179
+# Red, green and blue in which ALE shows the colours of Pong's first game; measured.
+RGB = np.zeros((256, 3), np.uint8)
+for _colour, _rgb in {
+    14: (236, 236, 236), 34: (144, 72, 17), 56: (213, 130, 74), 138: (101, 111, 228),
+    200: (92, 186, 92), 210: (53, 95, 24), 228: (109, 118, 43), 250: (210, 182, 86),
 }.items():  # fmt: skip
-    GREYS[_colour] = _grey
+    RGB[_colour] = _rgb
+GREYS = np.rint(RGB @ (0.2989, 0.587, 0.114)).astype(np.uint8)
 COLOURS = np.arange(256, dtype=np.uint8)  # to see the colours' numbers instead
 
 

@@ -2,9 +2,9 @@
 
 There is no picture memory. The beam passes 262 lines of 228 colour clocks, three to a cycle of the
 processor, the last 160 of a line in sight, and the program changes the registers just in time.
-Here only those changes are written down, with their clock: ``emulator.television`` draws from
-them, if somebody wants to see the picture. What the program itself asks about the picture, what
-the ball has touched, is worked out as the changes come.
+Here only those changes are written down, with their clock: ``television.py`` draws from them, if
+somebody wants to see the picture. What the program itself asks about the picture, what the ball has
+touched, is worked out as the changes come.
 
 Of the chip only that is there which Pong uses in its first game: players of one copy, eight
 pixels wide and not reflected; missiles that stay locked and unseen; no sound.
@@ -12,8 +12,8 @@ pixels wide and not reflected; missiles that stay locked and unseen; no sound.
 Source: Stella Programmer's Guide, Wright 1979; after how many clocks a write shows was measured.
 """
 
-from emulator.compiling import compiled
-from emulator.state import (
+from .compiling import compiled
+from .state import (
     BALL,
     CHARGED,
     COLLIDED,
@@ -195,11 +195,8 @@ def cxclr(s, g, t):
 
 
 @compiled
-def load(s, g, t, address, bus):
-    """Read RAM, or the television chip, whose low bits are what was on the bus before."""
-    if address & 0x80:
-        return s[address & 0x7F, g]
-    register = address & 0x0F
+def read(s, g, t, register):
+    """What the chip puts on the bus for one of its 16 registers that are read; the high bits."""
     value = 0
     if 2 <= register <= 6:
         collide(s, g, 3 * t)
@@ -215,7 +212,7 @@ def load(s, g, t, address, bus):
         value = charged(s, g, t, s[PADDLE_A, g])
     elif register <= 11:
         value = 0x80
-    return value | bus & 0x3F
+    return value
 
 
 @compiled

@@ -1,6 +1,6 @@
 """The translation: from machine code to Python functions that say the same.
 
-Of every instruction ``emulator.semantics`` knows the statements. Here they are put together. The
+Of every instruction ``semantics.py`` knows the statements. Here they are put together. The
 cycle ``t`` is brought up to date only where somebody looks at the clock. A value that nobody uses
 is not computed, and a routine takes what it uses and returns what is used of it, so most flags
 vanish. A routine is translated once for every depth of the stack at which it is called, so
@@ -11,7 +11,7 @@ Where a block leads to one of several places further down, ``at`` says to which.
 
 from collections.abc import Iterator
 
-from emulator.control_flow import (
+from .control_flow import (
     POWER_ON,
     Block,
     Code,
@@ -26,9 +26,10 @@ from emulator.control_flow import (
     structured,
     ways_out,
 )
-from emulator.instructions import Instruction
-from emulator.rom import EmulatorError
-from emulator.semantics import CONDITIONS, NAME, Step, meaning, return_address, store_function
+from .errors import EmulatorError
+from .instructions import Instruction
+from .memory_map import store_function
+from .semantics import CONDITIONS, NAME, Step, meaning, return_address
 
 Routines = dict[tuple[int, int | None], "Translated"]
 
@@ -38,7 +39,9 @@ class Translated:
 
     def __init__(self, routine: Routine, stack: int | None) -> None:
         self.routine, self.stack = routine, stack
-        self.name = "frame" if routine.entry == POWER_ON else f"sub_{routine.entry:04X}_{stack:02X}"
+        self.name = f"sub_{routine.entry:04X}_{stack:02X}"
+        if routine.entry == POWER_ON:
+            self.name = "emulated_frame"
         self.steps: dict[int, list[tuple[Instruction | None, list[Step]]]] = {}
         self.live: dict[int, set[str]] = {start: set() for start in routine.blocks}  # on entry
         self.wanted: set[str] = set()  # of what it may change, by those who call it
@@ -56,12 +59,12 @@ class Translated:
 
 
 def translate(program: Program) -> str:
-    """The source of a Python module with the function ``frame(s, g, t, boot, ...)``.
+    """The source of a Python module with the function ``emulated_frame(s, g, t, boot, ...)``.
 
-    It needs the names of ``emulator.bus``, ``emulator.tia`` and ``emulator.riot``.
-    ``s`` is the console's state, int32 (fields, games), and ``g`` the game. ``frame`` runs from
-    where the last picture was complete, or, if ``boot``, from power-on, until the next one is. It
-    returns ``t`` and the registers that the next frame needs.
+    It needs the names of ``bus.py``, ``tia.py``, ``riot.py`` and ``state.py``. ``s`` is the state,
+    int32 (fields, games), and ``g`` the game. ``emulated_frame`` runs from where the last picture
+    was complete, or, if ``boot``, from power-on, until the next one is. It returns ``t`` and the
+    registers that the next one needs.
 
     Raises:
         EmulatorError: the program does what this translation does not know.
@@ -84,8 +87,8 @@ def translated_routines(program: Program) -> list[Translated]:
     top = Translated(main, 0xFF)
     _translate_blocks(top, program, subroutines, routines)
     _find_changes([top, *routines.values()])
-    after_frame = top.routine.blocks[POWER_ON].targets[1]
-    while _liveness([top, *routines.values()], after_frame):
+    after_picture = top.routine.blocks[POWER_ON].targets[1]
+    while _liveness([top, *routines.values()], after_picture):
         pass
     return [*routines.values(), top]
 
@@ -161,11 +164,11 @@ def _all_steps(routine: Translated) -> Iterator[Step]:
             yield from steps
 
 
-def _liveness(routines: list[Translated], after_frame: int) -> bool:
+def _liveness(routines: list[Translated], after_picture: int) -> bool:
     """A round of working out which variables are used later; whether anything was new."""
     changed = False
     top = routines[0]
-    top.wanted = top.live[after_frame]  # the next picture goes on with them
+    top.wanted = top.live[after_picture]  # the next picture goes on with them
     for routine in routines:
         for start in reversed(list(routine.steps)):
             live = _live_at_end(routine, routine.routine.blocks[start])

@@ -37,9 +37,9 @@ def denormal_numbers() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def console() -> None:
-    """The console of ``emulator`` is compiled: by one worker, while the others wait."""
+    """The emulator is compiled: by one worker, while the others wait."""
     from emulator import PongVectorEnv
-    from emulator.translated import folder
+    from emulator.compiling import folder
 
     with open(folder() / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

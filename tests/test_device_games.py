@@ -4,6 +4,7 @@ from itertools import chain
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 
 from emulator import PongVectorEnv
 from lib.device_games import DeviceExploration, DeviceGames
@@ -17,7 +18,7 @@ SETTINGS = {"stack": 1, "threads": 1, "reward_clipping": False, "max_num_frames_
 class Tensors:
     """A console whose arrays are tensors of the CPU, in place of one on a GPU."""
 
-    def __init__(self, games: PongVectorEnv) -> None:
+    def __init__(self, games: VectorEnv) -> None:
         self.games = games
         self.single_action_space = games.single_action_space
 

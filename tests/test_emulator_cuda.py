@@ -1,4 +1,4 @@
-"""The console on a GPU: what can be seen without one, and its games where there is one.
+"""The emulator on a GPU: what can be seen without one, and its games where there is one.
 
 Without a GPU: Numba's simulator runs the kernels in Python, thread by thread, so their logic is
 seen, and NVIDIA's compiler and linker accept them for sm_90.
@@ -16,9 +16,9 @@ import torch
 from conftest import ROOT
 
 from emulator import PongVectorEnv
+from emulator.compiling import entry_point
 from emulator.preprocessing import QUOTIENTS, SIZE, shrink
 from emulator.tia import LINES, WIDTH
-from emulator.translated import entry_point
 
 SM_90 = (9, 0)  # an H100's or H200's compute capability
 needs_cuda = pytest.mark.skipif(

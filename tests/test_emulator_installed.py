@@ -1,6 +1,7 @@
-"""What the console says where something is missing, and where it keeps what was compiled."""
+"""What the emulator says where something is missing, and where it keeps what was compiled."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,9 +12,10 @@ import pytest
 from conftest import ROOT
 
 from emulator import EmulatorError
+from emulator.compiling import _made, kept_in
 from emulator.rom import read_rom
-from emulator.translated import _made, kept_in
 
+PACKAGE = ROOT / "emulator"
 NO_NUMBA = "import sys; sys.modules['numba'] = None"
 NO_ROM = "import emulator.rom, pathlib; emulator.rom._installed_rom = lambda: pathlib.Path('/none')"
 
@@ -31,6 +33,18 @@ def test_the_rung_says_in_one_line_what_is_missing(without: str, told: str, tmp_
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_files_import_only_those_above_them_in_the_documentation() -> None:
+    table = re.findall(r"^\| `(\w+).py` \|", (PACKAGE / "README.md").read_text(), re.MULTILINE)
+    order = [*table, "__main__"]
+    assert sorted(order) == sorted(file.stem for file in PACKAGE.glob("*.py"))
+    for number, name in enumerate(order):
+        text = (PACKAGE / f"{name}.py").read_text()  # the translation's imports, too
+        imported = re.findall(r"^ *from (?:\.|{__package__}\.)(\w+) import", text, re.MULTILINE)
+        assert set(imported) <= set(order[:number]), name
+        assert "import emulator" not in text
+        assert "from emulator" not in text
 
 
 def test_another_rom_is_refused(tmp_path: Path) -> None:
@@ -88,7 +102,7 @@ def test_where_nothing_can_be_kept_nothing_is_left_behind(tmp_path: Path) -> Non
     (package / "__pycache__").touch()  # files, where root, too, can make no folders
     (home / ".cache").touch()
     program = (
-        "import sys; from pathlib import Path; from emulator.translated import kept_in; "
+        "import sys; from pathlib import Path; from emulator.compiling import kept_in; "
         "folder = kept_in(Path(sys.argv[1])); (folder / 'x').touch(); print(folder)"
     )
     env = os.environ | {"HOME": str(home), "TMPDIR": str(temporary)}

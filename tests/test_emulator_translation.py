@@ -1,4 +1,4 @@
-"""The parts of the console, each by itself, against counts by hand, brute force and OpenCV."""
+"""The parts of the emulator, each by itself, against counts by hand, brute force and OpenCV."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator import state, tia
+from emulator import bus, state, tia
 from emulator.control_flow import Loop, Program, find_routines, structured
+from emulator.errors import EmulatorError
 from emulator.instructions import decode
 from emulator.preprocessing import QUOTIENTS, WEIGHTS, shrink
 from emulator.riot import set_timer, timer
-from emulator.rom import EmulatorError
 from emulator.translate import translate
 
 BYTE = st.integers(0, 255)
@@ -48,12 +48,14 @@ def run(
     """RAM (128,) after the first picture, with what was in it before (``x85=3``), and cycles."""
     names: dict[str, Any] = {"compiled": lambda function: function}
     names["rom"] = lambda address: cartridge.rom[address & 0x7FF]
-    names["wsync"], names["load"] = tia.wsync.py_func, tia.load.py_func
+    names["wsync"], names["load"] = tia.wsync.py_func, bus.load.py_func
     exec(translate(cartridge), names)
     memory = np.zeros((state.FIELDS, 1), np.int64)
     for address, value in ram.items():
         memory[int(address[1:], 16) & 0x7F] = value
-    returned = names["frame"](memory, 0, 0, True, *[0] * (names["frame"].__code__.co_argcount - 4))
+    returned = names["emulated_frame"](
+        memory, 0, 0, True, *[0] * (names["emulated_frame"].__code__.co_argcount - 4)
+    )
     return memory[:128, 0], int(np.ravel(returned)[0])
 
 
@@ -149,7 +151,7 @@ def test_a_pointer_into_the_next_page_costs_a_cycle(y: int) -> None:
     scope: dict[str, Any] = {"compiled": lambda f: f}
     scope["load_far"] = lambda s, g, t, address: names.rom[address & 0x7FF]
     exec(source, scope)
-    assert scope["frame"](ram, 0, 0, True) == 3 + 5 + (y == 0x10) + 3 + 3
+    assert scope["emulated_frame"](ram, 0, 0, True) == 3 + 5 + (y == 0x10) + 3 + 3
     assert ram[3, 0] == (0xCD if y == 0x10 else 0xAB)
 
 

@@ -9,6 +9,7 @@ import torch
 from ale_py import AtariVectorEnv
 
 import emulator
+from emulator.threads import ThreadedPongVectorEnv
 from lib.device_replay import DeviceReplayBuffer
 from lib.experience import Episode, Transition
 from lib.recipe import PONG_ROWS
@@ -75,7 +76,7 @@ def test_players_with_and_without_the_console_play_the_same_pong(max_pool: bool)
         console = one_thread_games("PongNoFrameskip-v4", N, max_pool)
         patch.setattr(emulator, "missing", lambda: "Numba is missing")
         ale = one_thread_games("PongNoFrameskip-v4", N, max_pool)
-    assert isinstance(console, emulator.PongVectorEnv)
+    assert isinstance(console, ThreadedPongVectorEnv)
     assert isinstance(ale, AtariVectorEnv)
     both = [StackedVectorEnv(games, 2, seed=7) for games in (console, ale)]
     rng, ended = np.random.default_rng(0), False

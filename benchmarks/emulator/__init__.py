@@ -43,9 +43,9 @@ from benchmarks.report import ROOT, here, output_folder, short_machine, spread, 
 from benchmarks.techniques.environments import make_env
 from benchmarks.timing import chosen_device, now, seconds_per_call
 from emulator import PongVectorEnv
+from emulator.compiling import entry_point
 from emulator.games import reset, step
 from emulator.state import NOOPS_DRAWN
-from emulator.translated import entry_point
 from lib.run import describe_machine
 
 GAMES = (1, 4, 16, 64, 256, 1_024, 4_096)

@@ -16,14 +16,16 @@ import numpy as np
 
 from benchmarks import Failed
 from benchmarks.timing import seconds_per_call
-from emulator.compiling import OPTIONS
+from emulator.compiling import OPTIONS, entry_point
 from emulator.control_flow import Code, End, Goto, If, Program
 from emulator.instructions import OPERAND_BYTES, TABLE, decode
-from emulator.pong import emulate, end_frame, new_game
-from emulator.semantics import CONDITIONS, VARIABLES, store_function
+from emulator.memory_map import store_function
+from emulator.pong import emulate, end_picture, new_game
+from emulator.rom import PICTURE_END
+from emulator.semantics import CONDITIONS, VARIABLES
 from emulator.state import CYCLES, FIELDS, REGISTER_X
 from emulator.translate import Translated, Writer, function, indent, translated_routines
-from emulator.translated import FRAME_END, HEADER, entry_point, program
+from emulator.translated import HEADER, program
 
 FRAMES = 2_000  # after which the states are compared
 END = 0xFFFF  # behind the last block of a routine
@@ -87,14 +89,13 @@ CHANGES = ("ASL", "LSR", "ROL", "ROR", "INC", "DEC")
 READS = ("LDA", "LDX", "LDY", "AND", "ORA", "EOR", "ADC", "SBC", "CMP", "CPX", "CPY", "BIT")
 
 INTERPRETER = """
-from emulator.bus import load_far, rom
+from emulator.bus import load, load_far, rom
 from emulator.compiling import compiled
-from emulator.pong import frame
+from emulator.pong import emulated_frame
 from emulator.riot import set_timer, timer
 from emulator.state import SWCHA, SWCHB
-from emulator.tia import load
 
-store = frame.py_func.__globals__["store"]
+store = emulated_frame.py_func.__globals__["store"]
 
 
 @compiled
@@ -141,7 +142,7 @@ def source() -> str:
         text += f"        {'elif' if number else 'if'} opcode == {opcode:#04x}:\n"
         text += "".join(f"            {line}\n" for line in _lines(opcode))
     text += "        else:\n            return -1, pc, a, x, y, n, z, c, v, sp\n"
-    text += f"        if pc == {FRAME_END:#06x}:\n"
+    text += f"        if pc == {PICTURE_END:#06x}:\n"
     text += "            return t, following, a, x, y, n, z, c, v, sp\n"
     return text + "        pc = following\n"
 
@@ -232,13 +233,13 @@ def _switch() -> Callable[[np.ndarray, int], None]:
     """Play frames with the translation of ``switch_source``."""
     names: dict[str, Any] = {"__name__": "benchmarks.switch"}
     exec(HEADER + switch_source(program()), names)
-    frame = names["frame"]
+    frame = names["emulated_frame"]
 
     @numba.njit(**OPTIONS)
     def play(s, frames):
         for _ in range(frames):
             t, s[REGISTER_X, 0] = frame(s, 0, s[CYCLES, 0], False, s[REGISTER_X, 0])
-            end_frame(s, 0, t)
+            end_picture(s, 0, t)
 
     return play
 
@@ -256,6 +257,6 @@ def _interpreter() -> Callable[[np.ndarray, int], None]:
             t, pc, a, x, y, n, z, c, v, sp = interpreted(
                 s, 0, s[CYCLES, 0], pc, a, x, y, n, z, c, v, sp
             )
-            end_frame(s, 0, t)
+            end_picture(s, 0, t)
 
     return play

@@ -1,0 +1,203 @@
+"""Games that threads of the CPU play."""
+
+import os
+import reprlib
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from gymnasium.error import NoAsyncCallError
+
+from .games import Scratch, draw_game, reset_games, scratch, step_games
+from .pong import ACTIONS
+from .state import EMULATED_FRAMES, FIELDS, NOOPS_DRAWN, RAM
+from .television import COLOURS, GREYS
+from .tia import LINES, WIDTH
+from .vector_env import BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
+
+
+class ThreadedPongVectorEnv(BasePongVectorEnv):
+    """``PongVectorEnv`` with ``device="cpu"``.
+
+    Args:
+        num_envs, settings: as for ``BasePongVectorEnv``.
+        seed, threads: as for ``PongVectorEnv``.
+
+    Raises:
+        ValueError: a number is too small, or there are not as many seeds as games.
+    """
+
+    _playing: list[Future]
+
+    def __init__(
+        self, num_envs: int, settings: Settings, seed: Seed | None = None, threads: int = 0
+    ) -> None:
+        check_at_least(0, threads=threads)
+        super().__init__(num_envs, settings)
+        # Two games at least: the compiled functions know arrays whose columns lie side by side.
+        self._state = np.zeros((FIELDS, max(2, num_envs)), np.int32, order="F")
+        threads = min(threads or _cores(), num_envs)
+        edges = np.linspace(0, num_envs, threads + 1).astype(int)
+        self._shares = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
+        self._pool = ThreadPoolExecutor(threads, "pong")
+        self._playing = []
+        self._results: tuple[np.ndarray, ...] = ()
+        self._seed(seed)
+
+    def reset(
+        self, *, seed: Seed | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin new games.
+
+        Args:
+            seed: as for ``PongVectorEnv``; None: no-ops are drawn on from where they are.
+            options: there are none.
+
+        Returns:
+            Observations uint8 (num_envs, stack, 84, 84) and info, both new.
+
+        Raises:
+            ValueError: there are options, or not as many seeds as games.
+            EmulatorError: a picture changed too often to be drawn.
+        """
+        self._check_options(options)
+        self._wait()
+        if seed is not None:
+            self._seed(seed)
+        observations = np.empty(self._shape, np.uint8)
+        for begin, end, work in self._shares:
+            self._reset(begin, end, work, observations)
+        self._observations = observations
+        return observations, self._info()
+
+    def send(self, actions: np.ndarray) -> None:
+        """Let the games go on with these actions, integers (num_envs,); returns at once.
+
+        Raises:
+            ValueError: these are no actions.
+            gymnasium.error.Error: closed, never reset, or ``recv`` was not called in between.
+        """
+        task = self._task("send", actions)
+        self._playing = [self._pool.submit(self._play, *share, *task) for share in self._shares]
+
+    def recv(
+        self,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Wait for all games.
+
+        Returns:
+            Observations uint8 (num_envs, stack, 84, 84), rewards int32 (num_envs,), terminated and
+            truncated, both bool (num_envs,), and info; all of them new arrays.
+
+        Raises:
+            gymnasium.error.NoAsyncCallError: ``send`` was not called before.
+            EmulatorError: a picture changed too often to be drawn.
+        """
+        if not self._playing:
+            raise NoAsyncCallError("recv: call send first", "recv")
+        return self._outcome(self._wait())
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """``send`` and ``recv``; this thread plays a share itself, as handing it on takes 40 us."""
+        task = self._task("step", actions)
+        *others, own = self._shares
+        self._playing = [self._pool.submit(self._play, *share, *task) for share in others]
+        try:
+            last = self._play(*own, *task)
+        finally:  # the games of the others have had their step, too
+            last_of_others = self._wait()
+        return self._outcome(last | last_of_others)
+
+    @property
+    def ram(self) -> np.ndarray:
+        """The RAM of all games, uint8 (num_envs, 128)."""
+        return self._state[RAM : RAM + 128, : self.num_envs].T.astype(np.uint8)
+
+    def screen(self, i: int) -> np.ndarray:
+        """The last picture of game ``i``, uint8 (210, 160), as numbers of colours."""
+        picture = np.empty((LINES, WIDTH), np.uint8)
+        draw_game(self._state, i, COLOURS, self._shares[0][2], picture)
+        return picture
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the threads."""
+        if hasattr(self, "_pool"):  # not where the arguments were refused
+            self._pool.shutdown()
+
+    def _task(self, call: str, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What threads need for a step: actions, last observations, and where the next ones go."""
+        self._check_turn(call)
+        actions = np.asarray(actions)
+        integers = actions.dtype.kind in "iu"
+        if not integers or actions.shape != (self.num_envs,) or not _all_below(actions):
+            raise ValueError(
+                f"actions are integers from 0 to {len(ACTIONS) - 1} of shape ({self.num_envs},), "
+                f"not {actions.dtype} of shape {actions.shape}: {reprlib.repr(actions.tolist())}"
+            )
+        actions = np.ascontiguousarray(actions, np.int64)
+        before, self._observations = self._observations, np.empty_like(self._observations)
+        ends = np.empty((2, self.num_envs), np.bool_)
+        self._results = np.empty(self.num_envs, np.int32), *ends
+        return actions, before, self._observations
+
+    def _play(
+        self, begin: int, end: int, work: Scratch, actions: np.ndarray, before: np.ndarray,
+        after: np.ndarray,
+    ) -> dict[int, np.ndarray]:  # fmt: skip
+        """What a thread does: a step of its games, and new ones for those that ended."""
+        rewards, over, cut = self._results
+        changes = step_games(
+            self._state, begin, end, GREYS, work, actions, self._stepping, before, after,
+            rewards, over, cut,
+        )  # fmt: skip
+        check_changes(changes)
+        ended = [int(g) for g in begin + np.flatnonzero(over[begin:end] | cut[begin:end])]
+        last = {g: after[g].copy() for g in ended}
+        for g in ended:
+            self._reset(g, g + 1, work, after)
+        return last
+
+    def _reset(self, begin: int, end: int, work: Scratch, observations: np.ndarray) -> None:
+        if self._state[NOOPS_DRAWN, begin:end].max() == len(self._noops):
+            self._draw_noops(2 * len(self._noops))
+        args = self._beginning, self._noops, GREYS, work, observations
+        check_changes(reset_games(self._state, begin, end, *args))
+
+    def _wait(self) -> dict[int, np.ndarray]:
+        """Until the threads are done; the last observations of games that ended."""
+        playing, self._playing = self._playing, []
+        wait(playing)
+        last: dict[int, np.ndarray] = {}
+        for share in playing:
+            last |= share.result()
+        return last
+
+    def _outcome(
+        self, last: dict[int, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        rewards, terminated, truncated = self._results
+        info = self._info()
+        if last:
+            info["final_obs"] = self._observations.copy()
+            for g, observation in last.items():
+                info["final_obs"][g] = observation
+        if self._settings.reward_clipping:
+            np.sign(rewards, out=rewards)
+        return self._observations, rewards, terminated, truncated, info
+
+    def _info(self) -> dict[str, Any]:
+        return {"episode_frame_number": self._state[EMULATED_FRAMES, : self.num_envs].copy()}
+
+
+def _cores() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _all_below(actions: np.ndarray) -> bool:
+    return bool(actions.min() >= 0 and actions.max() < len(ACTIONS))
