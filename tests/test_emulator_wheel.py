@@ -1,0 +1,106 @@
+"""The emulator by itself: a wheel of this repository, in a new environment without torch.
+
+Takes minutes, most of them to install Numba and to compile: ``pytest -m wheel``.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.wheel
+
+PLAY = """
+import hashlib, importlib.util
+import gymnasium, numpy as np, pong_emulator
+from ale_py import AtariVectorEnv
+assert importlib.util.find_spec("torch") is None
+envs = gymnasium.make_vec("pong_emulator/Pong-v0", 3, seed=5, render_mode="rgb_array")
+ale = AtariVectorEnv("pong", 3, autoreset_mode="SameStep")
+seen, ale_seen = envs.reset()[0], ale.reset(seed=5)[0]
+for actions in np.random.default_rng(0).integers(6, size=(100, 3)):
+    assert np.array_equal(seen, ale_seen)
+    seen, ale_seen = envs.step(actions)[0], ale.step(actions)[0]
+assert [picture.shape for picture in envs.render()] == [(210, 160, 3)] * 3
+"""
+WHETHER_COMPILED = """
+from pong_emulator.games import step_games
+from pong_emulator.compiling import folder
+print(folder(), sum(step_games.stats.cache_misses.values()))
+"""
+TYPED = """
+import pong_emulator
+envs = pong_emulator.PongVectorEnv(2, stack=1)
+pictures = envs.render()
+reveal_type(pictures)
+pong_emulator.PongVectorEnv("two")
+"""
+
+
+def run(*command: object, **environment: str) -> str:
+    """What a program prints; it must succeed."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=Path(sys.executable).anchor,  # not in the repository, which is found first
+        env=os.environ | environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an environment with the wheel, and what it asks for."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"  # building leaves things behind
+    shutil.copytree(
+        ROOT / "emulator", source / "emulator", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    run(sys.executable, "-m", "venv", folder / "venv")
+    python = folder / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, source)
+    (wheel,) = folder.glob("pong_emulator-*.whl")
+    run(python, "-m", "pip", "install", "-q", wheel)
+    return python
+
+
+def test_it_plays_and_is_kept_where_its_user_may_not_write(python: Path, tmp_path: Path) -> None:
+    package = Path(run(python, "-c", "import pong_emulator; print(pong_emulator.__path__[0])")[:-1])
+    shutil.rmtree(package / "__pycache__")
+    (package / "__pycache__").touch()  # a file, where root, too, can make no folder
+    command = [python, "-c", PLAY + WHETHER_COMPILED]
+    home = os.environ | {"HOME": str(tmp_path)}
+    pipe = subprocess.PIPE
+    at_once = [
+        subprocess.Popen(command, cwd=tmp_path, env=home, stdout=pipe, stderr=pipe, text=True)
+        for _ in range(2)
+    ]
+    results = [process.communicate(timeout=600) for process in at_once]
+    assert [process.returncode for process in at_once] == [0, 0], results
+    kept, misses = run(*command, HOME=str(tmp_path)).split()
+    assert Path(kept).parent == tmp_path / ".cache" / "pong-emulator"
+    assert misses == "0"
+
+
+def test_the_translation_is_printed(python: Path, tmp_path: Path) -> None:
+    printed = run(python, "-m", "pong_emulator", HOME=str(tmp_path))
+    assert "from pong_emulator.tia import" in printed
+    assert "def emulated_frame(s, g, t, boot" in printed
+
+
+def test_its_type_hints_are_used(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(TYPED)
+    flags = ("--python-executable", python, "--cache-dir", tmp_path / "cache")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *map(str, flags), "user.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert "tuple[" in done.stdout
+    assert 'Argument 1 to "PongVectorEnv" has incompatible type "str"' in done.stdout
+    assert "Found 1 error" in done.stdout
