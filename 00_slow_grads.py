@@ -13,15 +13,16 @@ import copy
 import torch
 from ignite.engine import Engine, State
 
-from lib.arguments import Hyperparams
-from lib.atari_wrappers import make_atari, wrap_deepmind
-from lib.dqn_model import DQN, adam
-from lib.events import replay_batches
-from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearSchedule
-from lib.handlers import attach_handlers
-from lib.loss import bellman_loss
-from lib.replay_buffer import Batch, ReplayBuffer
-from lib.run import Run, launch
+from lib.games.atari_wrappers import make_atari, wrap_deepmind
+from lib.games.experience import ExperienceSource
+from lib.learning.agents import EpsilonGreedyAgent, LinearSchedule
+from lib.learning.dqn_model import DQN, adam
+from lib.learning.loss import bellman_loss
+from lib.learning.replay_buffer import Batch, ReplayBuffer
+from lib.running.events import replay_batches
+from lib.running.handlers import attach_handlers
+from lib.running.options import Hyperparams
+from lib.running.run import Run, launch
 
 
 def train(hp: Hyperparams, run: Run) -> State:
@@ -52,15 +53,9 @@ def train(hp: Hyperparams, run: Run) -> State:
         return loss.detach()
 
     engine = Engine(process_batch)
-    learned = {
-        "net": net,
-        "target_net": target_net,
-        "optimizer": optimizer,
-        "buffer": buffer,
-        "agent": agent,
-        "experience": experience,
-    }
-    attach_handlers(engine, run, epsilon, learned)
+    saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
+    saved |= {"agent": agent, "experience": experience}
+    attach_handlers(engine, run, epsilon, saved)
     return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, hp.batch_size))
 
 

@@ -15,23 +15,24 @@ from dataclasses import dataclass
 import torch
 from ignite.engine import Engine, State
 
-from lib.arguments import Hyperparams, option
-from lib.atari_wrappers import make_atari, wrap_deepmind
-from lib.dqn_model import DQN, adam
-from lib.events import replay_batches
-from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearSchedule
-from lib.handlers import attach_handlers
-from lib.loss import bellman_loss
-from lib.replay_buffer import Batch, ReplayBuffer
-from lib.run import Run, launch
+from lib.games.atari_wrappers import make_atari, wrap_deepmind
+from lib.games.experience import ExperienceSource
+from lib.learning.agents import EpsilonGreedyAgent, LinearSchedule
+from lib.learning.dqn_model import DQN, adam
+from lib.learning.loss import bellman_loss
+from lib.learning.replay_buffer import Batch, ReplayBuffer
+from lib.running.events import replay_batches
+from lib.running.handlers import attach_handlers
+from lib.running.options import Hyperparams, option
+from lib.running.run import Run, launch
 
 
 @dataclass(frozen=True)
 class Options(Hyperparams):
     """The settings of this rung."""
 
-    envs: int = option(3, "environments, stepped in turn", 1, 256)
-    steps: int = option(1, "frames of each environment per update", 1, 256)
+    envs: int = option(3, "environments, stepped in turn", 1, 256, group="playing")
+    steps: int = option(1, "frames of each environment per update", 1, 256, group="playing")
 
 
 def train(hp: Options, run: Run) -> State:
@@ -64,15 +65,9 @@ def train(hp: Options, run: Run) -> State:
         return loss.detach()
 
     engine = Engine(process_batch)
-    learned = {
-        "net": net,
-        "target_net": target_net,
-        "optimizer": optimizer,
-        "buffer": buffer,
-        "agent": agent,
-        "experience": experience,
-    }
-    attach_handlers(engine, run, epsilon, learned)
+    saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
+    saved |= {"agent": agent, "experience": experience}
+    attach_handlers(engine, run, epsilon, saved)
     batch_size = hp.batch_size * hp.envs * hp.steps
     return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
 

@@ -18,23 +18,24 @@ from dataclasses import dataclass
 import torch
 from ignite.engine import Engine, State
 
-from lib.arguments import PlayerOptions, option
-from lib.atari_wrappers import make_atari, wrap_deepmind
-from lib.dqn_model import DQN, adam
-from lib.events import replay_batches
-from lib.experience import EpsilonGreedyAgent, ExperienceSource, LinearSchedule
-from lib.handlers import attach_handlers
-from lib.loss import bellman_loss
-from lib.player import ExperienceQueue, Player
-from lib.replay_buffer import Batch, ReplayBuffer
-from lib.run import Run, launch
+from lib.games.atari_wrappers import make_atari, wrap_deepmind
+from lib.games.experience import ExperienceSource
+from lib.learning.agents import EpsilonGreedyAgent, LinearSchedule
+from lib.learning.dqn_model import DQN, adam
+from lib.learning.loss import bellman_loss
+from lib.learning.replay_buffer import Batch, ReplayBuffer
+from lib.players.player import ExperienceQueue, Player
+from lib.running.events import replay_batches
+from lib.running.handlers import attach_handlers
+from lib.running.options import PlayerOptions, option
+from lib.running.run import Run, launch
 
 
 @dataclass(frozen=True)
 class Options(PlayerOptions):
     """The settings of this rung."""
 
-    steps: int = option(4, "frames per update: scales batch and queue", 1, 256)
+    steps: int = option(4, "frames per update: scales batch and queue", 1, 256, group="playing")
 
 
 def play(
@@ -65,9 +66,8 @@ def train(hp: Options, run: Run) -> State:
     optimizer = adam(net, hp.learning_rate)
 
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames * hp.steps)
-    arguments = (hp, net, epsilon, run.frames_before)
-    bound, device = 2 * hp.steps, hp.player_device
-    player = Player(play, arguments, bound, timeout=hp.player_timeout, device=device)
+    arguments, bound = (hp, net, epsilon, run.frames_before), 2 * hp.steps
+    player = Player(play, arguments, bound, timeout=hp.player_timeout, device=hp.player_device)
     buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
 
     def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
@@ -83,8 +83,8 @@ def train(hp: Options, run: Run) -> State:
         return loss.detach()
 
     engine = Engine(process_batch)
-    learned = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
-    attach_handlers(engine, run, epsilon, learned)
+    saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
+    attach_handlers(engine, run, epsilon, saved)
     batch_size = hp.batch_size * hp.steps
     with player as experience:
         return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))

@@ -15,24 +15,24 @@ from dataclasses import dataclass
 import torch
 from ignite.engine import Engine, State
 
-from lib.arguments import Hyperparams, option
-from lib.dqn_model import DQN, adam
-from lib.evaluation import evaluate
-from lib.events import replay_batches
-from lib.experience import EpsilonGreedyAgent, LinearSchedule
-from lib.handlers import attach_handlers
-from lib.loss import bellman_loss
-from lib.replay_buffer import Batch, ReplayBuffer
-from lib.run import Run, launch
-from lib.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
+from lib.games.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
+from lib.learning.agents import EpsilonGreedyAgent, LinearSchedule
+from lib.learning.dqn_model import DQN, adam
+from lib.learning.loss import bellman_loss
+from lib.learning.replay_buffer import Batch, ReplayBuffer
+from lib.running.evaluation import evaluate
+from lib.running.events import replay_batches
+from lib.running.handlers import attach_handlers
+from lib.running.options import Hyperparams, option
+from lib.running.run import Run, launch
 
 
 @dataclass(frozen=True)
 class Options(Hyperparams):
     """The settings of this rung."""
 
-    envs: int = option(8, "environments, stepped together", 1, 256)
-    stack: int = option(4, "stacked frames per state", 1, 16)
+    envs: int = option(8, "environments, stepped together", 1, 256, group="playing")
+    stack: int = option(4, "stacked frames per state", 1, 16, group="wrappers")
 
 
 def train(hp: Options, run: Run) -> State:
@@ -65,14 +65,9 @@ def train(hp: Options, run: Run) -> State:
         return loss.detach()
 
     engine = Engine(process_batch)
-    learned = {
-        "net": net,
-        "target_net": target_net,
-        "optimizer": optimizer,
-        "buffer": buffer,
-        "agent": agent,
-    }
-    attach_handlers(engine, run, epsilon, learned)
+    saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
+    saved |= {"agent": agent}
+    attach_handlers(engine, run, epsilon, saved)
     batch_size = hp.batch_size * hp.envs
     state = engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
     if state.solved:

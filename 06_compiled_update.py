@@ -16,26 +16,26 @@ import torch
 from ignite.engine import Engine, State
 from torch.func import grad_and_value
 
-from lib.arguments import Hyperparams, PrecisionOptions, option
-from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, Weights
-from lib.device_replay import DeviceReplayBuffer
-from lib.dqn_model import DQN
-from lib.evaluation import evaluate
-from lib.events import play
-from lib.experience import EpsilonGreedyAgent, LinearSchedule
-from lib.handlers import attach_handlers
-from lib.loss import bellman_loss
-from lib.replay_buffer import Batch
-from lib.run import Run, launch
-from lib.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
+from lib.games.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
+from lib.learning.agents import EpsilonGreedyAgent, LinearSchedule
+from lib.learning.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, Weights
+from lib.learning.device_replay import DeviceReplayBuffer
+from lib.learning.dqn_model import DQN
+from lib.learning.loss import bellman_loss
+from lib.learning.replay_buffer import Batch
+from lib.running.evaluation import evaluate
+from lib.running.events import play
+from lib.running.handlers import attach_handlers
+from lib.running.options import Hyperparams, PrecisionOptions, option
+from lib.running.run import Run, launch
 
 
 @dataclass(frozen=True)
 class Options(PrecisionOptions, Hyperparams):
     """The settings of this rung."""
 
-    envs: int = option(8, "environments, stepped together", 1, 256)
-    stack: int = option(4, "stacked frames per state", 1, 16)
+    envs: int = option(8, "environments, stepped together", 1, 256, group="playing")
+    stack: int = option(4, "stacked frames per state", 1, 16, group="wrappers")
 
 
 def train(hp: Options, run: Run) -> State:
@@ -75,8 +75,8 @@ def train(hp: Options, run: Run) -> State:
         return loss
 
     engine = Engine(process_batch)
-    learned = {"net": net, "target_net": target_net, "buffer": buffer, "agent": agent}
-    attach_handlers(engine, run, epsilon, learned)
+    saved = {"net": net, "target_net": target_net, "buffer": buffer, "agent": agent}
+    attach_handlers(engine, run, epsilon, saved)
     state = engine.run(learn.ready_for(play(engine, experience, buffer, hp.replay_initial)))
     if state.solved:
         evaluate(q_function, run)

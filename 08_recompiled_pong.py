@@ -19,19 +19,19 @@ from ignite.handlers import EMAHandler
 from torch.func import grad_and_value
 
 import emulator
-from lib.arguments import SpeedrunOptions
-from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, Weights
-from lib.device_games import DeviceExploration, DeviceGames, plays_games
-from lib.dqn_model import NormalizedDQN
-from lib.evaluation import evaluate
-from lib.events import announce
-from lib.experience import Exploration, LinearSchedule, Maximum, Progress, ProgressSchedule
-from lib.handlers import attach_handlers
-from lib.loss import squared_error
-from lib.rollout import Rollout, Targets
-from lib.run import Run, launch
+from lib.games.device_games import DeviceExploration, DeviceGames, plays_games
+from lib.games.vector_env import StackedVectorEnv
+from lib.learning.agents import Exploration, LinearSchedule, Maximum, Progress, ProgressSchedule
+from lib.learning.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, Weights
+from lib.learning.dqn_model import NormalizedDQN
+from lib.learning.loss import squared_error
+from lib.learning.rollout import Rollout, Targets
+from lib.running.evaluation import evaluate
+from lib.running.events import announce
+from lib.running.handlers import attach_handlers
+from lib.running.options import SpeedrunOptions
+from lib.running.run import Run, launch
 from lib.transfer import upload
-from lib.vector_env import StackedVectorEnv
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ def train(hp: Options, run: Run) -> State:
     # The agent after training: an exponential average of the weights of about 1,000 updates.
     average = EMAHandler(network, momentum=0.1)
     average.attach(engine, event=Events.ITERATION_COMPLETED(every=100))
-    learned = {"net": net, "average": average.ema_model, "buffer": rollout}
-    learned |= {"explore": explore, "points": progress}
-    attach_handlers(engine, run, epsilon, learned)
+    saved = {"net": net, "average": average.ema_model, "buffer": rollout}
+    saved |= {"explore": explore, "points": progress}
+    attach_handlers(engine, run, epsilon, saved)
     state = engine.run(learn.ready_for(play()))
     if state.solved:
         evaluate(average.ema_model, run)

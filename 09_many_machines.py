@@ -16,19 +16,19 @@ from dataclasses import dataclass
 import torch
 from ignite.engine import Engine, Events, State
 
-from lib.actors import Weights, ape_x_epsilons, player_seed
-from lib.arguments import option
-from lib.bulk_replay import BulkReplayBuffer
-from lib.cluster import Players, learn_from
-from lib.cluster_options import ClusterOptions
-from lib.dqn_model import DQN, adam
-from lib.evaluation import evaluate
-from lib.experience import EpsilonGreedyAgent, LinearSchedule
-from lib.handlers import attach_handlers
-from lib.loss import bellman_loss
-from lib.n_step import NStepRecorder, Transitions
-from lib.replay_buffer import Batch
-from lib.run import Run, launch
+from lib.learning.agents import EpsilonGreedyAgent, LinearSchedule
+from lib.learning.dqn_model import DQN, adam
+from lib.learning.loss import bellman_loss
+from lib.learning.replay_buffer import Batch
+from lib.players.cluster import Players, learn_from
+from lib.players.cluster_options import ClusterOptions
+from lib.players.message_buffer import BulkReplayBuffer
+from lib.players.n_step import NStepRecorder, Transitions
+from lib.players.worker import Weights, ape_x_epsilons, player_seed
+from lib.running.evaluation import evaluate
+from lib.running.handlers import attach_handlers
+from lib.running.options import option
+from lib.running.run import Run, launch
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def train(hp: Options, run: Run) -> State:
         return loss.detach()
 
     engine = Engine(process_batch)
-    learned = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
-    attach_handlers(engine, run, epsilon, learned)
+    saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
+    attach_handlers(engine, run, epsilon, saved)
 
     args = hp, run.frames_before
     with Players(Player, hp.players, args, hp.address, hp.player_timeout) as players:

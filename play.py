@@ -21,9 +21,15 @@ import torch
 from gymnasium.wrappers import RecordVideo
 from PIL import Image
 
-from lib.arguments import OneLineParser
-from lib.checkpoints import KINDS, SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
-from lib.evaluation import SEED, describe, load_agent, make_env, play_games
+from lib.running.checkpoints import (
+    KINDS,
+    SETTINGS,
+    CheckpointError,
+    find_checkpoint,
+    read_checkpoint,
+)
+from lib.running.evaluation import SEED, describe, load_agent, make_env, play_games
+from lib.running.flags import OneLineParser
 
 FPS = 15  # of a video: one frame per agent step is the console's own speed
 VIDEOS = (".mp4", ".gif")

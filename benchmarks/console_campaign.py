@@ -37,7 +37,7 @@ from emulator.pong import FIRE, LEFT, NOOP, POINTS_A, RIGHT, new_game
 from emulator.state import FIELDS
 from emulator.television import COLOURS
 from emulator.tia import LINES, WIDTH
-from lib.run import describe_machine
+from lib.running.machine import describe_machine
 
 BALL_Y, PADDLE_Y = 54, 51  # in RAM
 NO_LIMIT = 10**9  # frames

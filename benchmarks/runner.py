@@ -246,7 +246,7 @@ def _progress(line: str, settings: dict[str, Setting]) -> float:
 @cache
 def _options(script: Path) -> Any:
     """The class of a rung's settings; None if it cannot be imported."""
-    from lib.arguments import CommonOptions  # late: it imports torch
+    from lib.running.options import CommonOptions  # late: it imports torch
 
     try:
         names = runpy.run_path(str(script), run_name=script.stem)
@@ -263,7 +263,7 @@ def _settings(
 
     So a bad flag shows before anything runs.
     """
-    from lib.arguments import parse
+    from lib.running.flags import parse
 
     if options is None:
         return None, {}

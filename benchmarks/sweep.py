@@ -104,8 +104,8 @@ def cases(sweep: str) -> list[Case]:
 
 def wrappers() -> list[Case]:
     """The wrapper choices of rung 04 switched back one by one, and all resizers."""
-    from lib.arguments import WrapperOptions
-    from lib.atari_wrappers import RESIZERS
+    from lib.games.atari_wrappers import RESIZERS
+    from lib.running.options import WrapperOptions
 
     usual = WrapperOptions.resize
     simd = "it takes Pillow's place: install it in an environment of its own, and repeat with "

@@ -16,7 +16,7 @@ import torch
 from benchmarks.arguments import add_counts
 from benchmarks.breakdown.rung import load, run_rung
 from benchmarks.timing import chosen_device
-from lib.run import prepare_torch
+from lib.running.machine import prepare_torch
 
 TOLD = "synchroniz"  # what torch's warning has in it
 

@@ -7,7 +7,7 @@ simple, on the same numbers. If it raises, or computes something else, the run g
     choosing actions, captured   the same, kernel by kernel
     bfloat16                 float32
     games on the GPU         games on the CPU
-    a player on the GPU      a player on the CPU, with a ``lib.player.Mirror``
+    a player on the GPU      a player on the CPU, with a ``lib.players.player.Mirror``
 
 One line says what was left out and why, and so does the column ``left_out`` of the run's records.
 What torch cannot use at all is told before, by ``lib.devices.missing_device``.
@@ -71,7 +71,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 class Weights(Protocol):
-    """What a check needs of ``lib.compiled_update.MixedWeights``."""
+    """What a check needs of ``lib.learning.compiled_update.MixedWeights``."""
 
     dtype: torch.dtype
     learning_rate: torch.Tensor
@@ -211,7 +211,7 @@ def usable_dtype(network: Any, dtype: torch.dtype, exact: tuple[str, ...]) -> to
     """The dtype, or float32 if the network's gradients in it are wrong on this GPU.
 
     Args:
-        network: a ``lib.dqn_model.DQN``.
+        network: a ``lib.learning.dqn_model.DQN``.
         dtype: of most weights.
         exact: beginnings of the names of weights that are float32 anyway.
     """

@@ -17,7 +17,7 @@ class Recipe:
         env: a NoFrameskip game, such as PongNoFrameskip-v4.
         max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
         stack: frames of a state.
-        resize: a key of ``lib.atari_wrappers.RESIZERS``.
+        resize: a key of ``lib.games.atari_wrappers.RESIZERS``.
         rows: the rows of the 84 that a state shows: the first, and the one after the last.
         actions: the actions to use, in the order of the network's values; None: all actions of
             the game.

@@ -24,18 +24,20 @@ from test_learning import Catch
 from test_n_step import SIZE, STACK, cut_out, drawn, play
 
 from benchmarks.cluster.simulated import HEALTH_CHECK, SimulatedCluster
-from lib.actors import Weights, ape_x_epsilons
-from lib.arguments import parse
-from lib.bulk_replay import BulkReplayBuffer
-from lib.cluster import Players, learn_from
-from lib.cluster_options import ClusterOptions
-from lib.experience import Episode, LinearSchedule
-from lib.handlers import attach_handlers
-from lib.n_step import Transitions
-from lib.run import Failure, Run, prepare_torch
-from lib.vector_env import VectorStep
+from lib.games.experience import Episode
+from lib.games.vector_env import VectorStep
+from lib.learning.agents import LinearSchedule
+from lib.players.cluster import Players, learn_from
+from lib.players.cluster_options import ClusterOptions
+from lib.players.message_buffer import BulkReplayBuffer
+from lib.players.n_step import Transitions
+from lib.players.worker import Weights, ape_x_epsilons
+from lib.running.flags import parse
+from lib.running.handlers import attach_handlers
+from lib.running.machine import prepare_torch
+from lib.running.run import Failure, Run
 
-# Before Ray is imported, see lib.cluster.
+# Before Ray is imported, see lib.players.cluster.
 os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,

@@ -10,10 +10,10 @@ import torch
 from conftest import ROOT, SPEEDRUNS
 from torch.func import grad_and_value
 
-from lib.compiled_update import CompiledUpdate, MixedWeights
-from lib.dqn_model import DQN, adam
-from lib.loss import bellman_loss
-from lib.replay_buffer import Batch
+from lib.learning.compiled_update import CompiledUpdate, MixedWeights
+from lib.learning.dqn_model import DQN, adam
+from lib.learning.loss import bellman_loss
+from lib.learning.replay_buffer import Batch
 
 SHAPE, ACTIONS, GAMMA = (4, 84, 84), 6, 0.99
 

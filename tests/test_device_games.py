@@ -7,9 +7,9 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from emulator import PongVectorEnv
-from lib.device_games import DeviceExploration, DeviceGames
-from lib.experience import Episode
-from lib.vector_env import StackedVectorEnv
+from lib.games.device_games import DeviceExploration, DeviceGames
+from lib.games.experience import Episode
+from lib.games.vector_env import StackedVectorEnv
 
 GAMES, STEPS, EVERY = 3, 320, 8
 SETTINGS = {"stack": 1, "threads": 1, "reward_clipping": False, "max_num_frames_per_episode": 400}

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from lib import devices
-from lib.arguments import CommonOptions, PlayerOptions, PrecisionOptions, parse
-from lib.compiled_update import CompiledUpdate
 from lib.devices import choose_precision, has_kernels, missing_device
+from lib.learning.compiled_update import CompiledUpdate
+from lib.running.flags import parse
+from lib.running.options import CommonOptions, PlayerOptions, PrecisionOptions
 
 CPU = torch.device("cpu")
 

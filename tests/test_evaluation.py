@@ -9,14 +9,14 @@ import torch
 from ignite.handlers import TensorboardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lib import evaluation
-from lib.arguments import PongOptions, WrapperOptions
-from lib.checkpoints import SETTINGS, CheckpointError, read_checkpoint
-from lib.dqn_model import DQN, NormalizedDQN
-from lib.evaluation import load_agent
+from lib.learning.dqn_model import DQN, NormalizedDQN
 from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
-from lib.run import Run
-from lib.saving import Settings
+from lib.running import evaluation
+from lib.running.checkpoints import SETTINGS, CheckpointError, read_checkpoint
+from lib.running.evaluation import load_agent
+from lib.running.options import PongOptions, WrapperOptions
+from lib.running.run import Run
+from lib.running.saving import Settings
 
 
 def test_who_never_moves_loses_every_game(

@@ -30,11 +30,11 @@ from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
 
 import emulator
-from lib import player
-from lib.arguments import Hyperparams
-from lib.events import PlayEvents
 from lib.gpu_checks import left_out
-from lib.run import Run
+from lib.players import player
+from lib.running.events import PlayEvents
+from lib.running.options import Hyperparams
+from lib.running.run import Run
 
 TINY = {"replay_initial": 40, "replay_size": 200, "batch_size": 2, "epsilon_start": 0.5}
 NO_BUFFER = {"rollout": 10, "batch_size": 10, "epsilon_start": 0.5}

@@ -33,10 +33,11 @@ from test_player import fail_to_open
 from torch.func import grad_and_value
 
 import emulator
-from lib import compiled_update, devices
-from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights
-from lib.dqn_model import DQN
-from lib.loss import bellman_loss
+from lib import devices
+from lib.learning import compiled_update
+from lib.learning.compiled_update import CapturedForward, CompiledUpdate, MixedWeights
+from lib.learning.dqn_model import DQN
+from lib.learning.loss import bellman_loss
 
 SAID = {
     "a capture that raises": [

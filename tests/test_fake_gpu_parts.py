@@ -14,16 +14,17 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad_and_value
 
-from lib import player
-from lib.checkpoints import find_checkpoint, read_checkpoint
-from lib.compiled_update import MixedWeights, captured
-from lib.device_replay import DeviceReplayBuffer
-from lib.dqn_model import DQN
-from lib.experience import Transition
-from lib.loss import bellman_loss
-from lib.rollout import Rollout
-from lib.run import describe_device_error, describe_machine, prepare_torch
-from lib.saving import Progress
+from lib.games.experience import Transition
+from lib.learning.compiled_update import MixedWeights, captured
+from lib.learning.device_replay import DeviceReplayBuffer
+from lib.learning.dqn_model import DQN
+from lib.learning.loss import bellman_loss
+from lib.learning.rollout import Rollout
+from lib.players import player
+from lib.running.checkpoints import find_checkpoint, read_checkpoint
+from lib.running.machine import describe_machine, prepare_torch
+from lib.running.run import describe_device_error
+from lib.running.saving import Progress
 
 
 def test_the_copy_for_the_player_follows_the_network():

@@ -21,16 +21,16 @@ from test_compiled_update import ACTIONS, GAMMA, SHAPE, make_batch
 from test_rungs import QUICK, children, is_player, start, wait_until_gone
 from torch.func import grad_and_value
 
-from lib.checkpoints import find_checkpoint, read_checkpoint
-from lib.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, captured
-from lib.device_replay import DeviceReplayBuffer
-from lib.dqn_model import DQN, adam
-from lib.experience import Transition
+from lib.games.experience import Transition
 from lib.gpu_checks import left_out
-from lib.loss import bellman_loss
-from lib.player import Mirror
-from lib.replay_buffer import Batch, ReplayBuffer
-from lib.run import prepare_torch
+from lib.learning.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, captured
+from lib.learning.device_replay import DeviceReplayBuffer
+from lib.learning.dqn_model import DQN, adam
+from lib.learning.loss import bellman_loss
+from lib.learning.replay_buffer import Batch, ReplayBuffer
+from lib.players.player import Mirror
+from lib.running.checkpoints import find_checkpoint, read_checkpoint
+from lib.running.machine import prepare_torch
 from lib.transfer import upload
 
 CUDA = torch.device("cuda")

@@ -11,13 +11,14 @@ from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lib.arguments import Hyperparams
-from lib.events import COUNTERS, PlayEvents, replay_batches
-from lib.experience import Episode, LinearSchedule, Transition
-from lib.handlers import attach_handlers
-from lib.pictures import STRIP, log_pictures
-from lib.replay_buffer import ReplayBuffer
-from lib.run import Failure, Run
+from lib.games.experience import Episode, Transition
+from lib.learning.agents import LinearSchedule
+from lib.learning.replay_buffer import ReplayBuffer
+from lib.running.events import COUNTERS, PlayEvents, replay_batches
+from lib.running.handlers import attach_handlers
+from lib.running.options import Hyperparams
+from lib.running.pictures import STRIP, log_pictures
+from lib.running.run import Failure, Run
 
 FRAME = np.zeros((1, 2, 2), np.uint8)
 

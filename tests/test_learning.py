@@ -11,22 +11,22 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 from ignite.engine import Engine
 from torch import nn
 
-from lib.atari_wrappers import FrameStack
-from lib.dqn_model import DQN, BlockConv2d, adam
-from lib.events import COUNTERS, PlayEvents, replay_batches
-from lib.experience import (
+from lib.games.atari_wrappers import FrameStack
+from lib.games.experience import ExperienceSource
+from lib.learning.agents import (
     EpsilonGreedyAgent,
-    ExperienceSource,
     Exploration,
     LinearSchedule,
     Maximum,
     Progress,
     ProgressSchedule,
 )
-from lib.handlers import track_reward
-from lib.loss import bellman_loss
-from lib.replay_buffer import Batch, ReplayBuffer
-from lib.run import prepare_torch
+from lib.learning.dqn_model import DQN, BlockConv2d, adam
+from lib.learning.loss import bellman_loss
+from lib.learning.replay_buffer import Batch, ReplayBuffer
+from lib.running.events import COUNTERS, PlayEvents, replay_batches
+from lib.running.handlers import track_reward
+from lib.running.machine import prepare_torch
 
 
 def test_model_is_natures():

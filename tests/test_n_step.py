@@ -10,12 +10,12 @@ import torch
 from ignite.engine import Engine
 from test_rungs import options
 
-from lib.bulk_replay import BulkReplayBuffer
-from lib.cluster import learn_from
-from lib.events import COUNTERS, PlayEvents
-from lib.experience import Episode
-from lib.n_step import NStepRecorder, Transitions
-from lib.vector_env import VectorStep
+from lib.games.experience import Episode
+from lib.games.vector_env import VectorStep
+from lib.players.cluster import learn_from
+from lib.players.message_buffer import BulkReplayBuffer
+from lib.players.n_step import NStepRecorder, Transitions
+from lib.running.events import COUNTERS, PlayEvents
 
 STACK, N_STEPS, GAMMA, SIZE = 3, 3, 0.5, (4, 5)
 

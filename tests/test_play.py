@@ -11,7 +11,7 @@ import torch
 from conftest import ROOT, run_rung
 from PIL import Image
 
-from lib.checkpoints import find_checkpoint, read_checkpoint
+from lib.running.checkpoints import find_checkpoint, read_checkpoint
 
 
 def play(*arguments: object) -> Any:

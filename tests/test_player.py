@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from lib import player
-from lib.dqn_model import DQN
-from lib.experience import Transition
-from lib.player import ExperienceQueue, Player
-from lib.run import Failure
+from lib.games.experience import Transition
+from lib.learning.dqn_model import DQN
+from lib.players import player
+from lib.players.player import ExperienceQueue, Player
+from lib.running.run import Failure
 
 FRAME = np.arange(84 * 84, dtype=np.uint8).reshape(1, 84, 84)
 

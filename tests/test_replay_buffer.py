@@ -15,11 +15,11 @@ from ignite.engine import Engine
 from test_rungs import options
 from torch.overrides import TorchFunctionMode
 
-from lib.atari_wrappers import FrameStack, make_atari, wrap_deepmind
-from lib.device_replay import DeviceReplayBuffer
-from lib.events import COUNTERS, PlayEvents, play
-from lib.experience import ExperienceSource, Transition
-from lib.replay_buffer import ReplayBuffer
+from lib.games.atari_wrappers import FrameStack, make_atari, wrap_deepmind
+from lib.games.experience import ExperienceSource, Transition
+from lib.learning.device_replay import DeviceReplayBuffer
+from lib.learning.replay_buffer import ReplayBuffer
+from lib.running.events import COUNTERS, PlayEvents, play
 
 SIZE = 2  # pixels squared are enough to tell frames apart
 

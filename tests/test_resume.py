@@ -7,9 +7,10 @@ import pytest
 import torch
 from conftest import read_events, run_rung
 
-from lib.arguments import Hyperparams, parse
-from lib.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
 from lib.devices import has_bfloat16_units
+from lib.running.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
+from lib.running.flags import parse
+from lib.running.options import Hyperparams
 
 # What another machine would have chosen.
 FOREIGN = "float32" if has_bfloat16_units(torch.device("cpu")) else "bfloat16"

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib.loss import lambda_returns
-from lib.rollout import Rollout
+from lib.learning.loss import lambda_returns
+from lib.learning.rollout import Rollout
 
 
 def by_definition(rewards, ended, values, gamma, trace, t) -> float:

@@ -20,14 +20,15 @@ from ignite.engine import Engine, Events, State
 from test_handlers import stream
 from torch import nn
 
-from lib.arguments import Hyperparams, parse
-from lib.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
-from lib.events import replay_batches
-from lib.experience import LinearSchedule
-from lib.folder_lock import InUseError, hold
-from lib.handlers import attach_handlers
-from lib.replay_buffer import ReplayBuffer
-from lib.run import Run, launch
+from lib.learning.agents import LinearSchedule
+from lib.learning.replay_buffer import ReplayBuffer
+from lib.running.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
+from lib.running.events import replay_batches
+from lib.running.flags import parse
+from lib.running.folder_lock import InUseError, hold
+from lib.running.handlers import attach_handlers
+from lib.running.options import Hyperparams
+from lib.running.run import Run, launch
 
 FLAGS = ("--replay-initial", "20", "--replay-size", "200", "--batch-size", "4")
 FLAGS += ("--checkpoint-every", "10")
@@ -125,7 +126,7 @@ def test_a_run_that_is_alive_cannot_be_resumed(start, capsys):
 HOLDER = """
 import subprocess, sys
 from pathlib import Path
-from lib.folder_lock import hold
+from lib.running.folder_lock import hold
 lock = hold(Path(sys.argv[1]))
 child = subprocess.Popen(["sleep", "1000"], close_fds=False, stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)

@@ -17,8 +17,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard import SummaryWriter
 
-from lib.arguments import CommonOptions, Hyperparams, parse
-from lib.columns import NUMBERS, TEXTS, summarize
+from lib.running.flags import parse
+from lib.running.hparams import NUMBERS, TEXTS, summarize
+from lib.running.options import CommonOptions, Hyperparams
 
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
 NO_BUFFER = ("--rollout", "100", "--batch-size", "4", "--epochs", "1")

@@ -15,14 +15,15 @@ from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 from test_handlers import stream
 
-from lib import devices, other_programs
-from lib.arguments import Hyperparams, SharedCoresOptions, SpeedrunOptions
-from lib.events import replay_batches
-from lib.experience import LinearSchedule
-from lib.handlers import attach_handlers
-from lib.other_programs import OtherPrograms, Used, used
-from lib.replay_buffer import ReplayBuffer
-from lib.run import Failure, Run, launch
+from lib import devices
+from lib.learning.agents import LinearSchedule
+from lib.learning.replay_buffer import ReplayBuffer
+from lib.running import other_programs
+from lib.running.events import replay_batches
+from lib.running.handlers import attach_handlers
+from lib.running.options import Hyperparams, SharedCoresOptions, SpeedrunOptions
+from lib.running.other_programs import OtherPrograms, Used, used
+from lib.running.run import Failure, Run, launch
 
 CORES = 4
 ONE = "another program uses one of 4 cores; --threads 3 may be faster"

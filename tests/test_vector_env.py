@@ -10,11 +10,16 @@ from ale_py import AtariVectorEnv
 
 import emulator
 from emulator.threads import ThreadedPongVectorEnv
-from lib.device_replay import DeviceReplayBuffer
-from lib.experience import Episode, Transition
+from lib.games.experience import Episode, Transition
+from lib.games.vector_env import (
+    StackedVectorEnv,
+    VectorExperienceSource,
+    ale_games,
+    one_thread_games,
+)
+from lib.learning.device_replay import DeviceReplayBuffer
+from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.recipe import PONG_ROWS
-from lib.replay_buffer import Batch, ReplayBuffer
-from lib.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games, one_thread_games
 
 N, STACK = 3, 4
 

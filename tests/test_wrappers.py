@@ -7,7 +7,7 @@ from conftest import Scripted
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from PIL import Image
 
-from lib.atari_wrappers import (
+from lib.games.atari_wrappers import (
     RESIZERS,
     ClipReward,
     EpisodicLife,
@@ -22,7 +22,7 @@ from lib.atari_wrappers import (
     make_atari,
     wrap_deepmind,
 )
-from lib.experience import Episode, ExperienceSource
+from lib.games.experience import Episode, ExperienceSource
 
 PONG = "PongNoFrameskip-v4"
 

@@ -32,8 +32,8 @@ from benchmarks.breakdown.verdict import by_kind, verdict
 from benchmarks.report import change, here, output_folder, short_machine, spread, write_table
 from benchmarks.runner import find_rungs
 from benchmarks.timing import chosen_device
-from lib.arguments import Hyperparams
-from lib.run import describe_machine, prepare_torch
+from lib.running.machine import describe_machine, prepare_torch
+from lib.running.options import Hyperparams
 
 
 @dataclass

@@ -25,12 +25,12 @@ from benchmarks import Failed
 from benchmarks.breakdown.stopwatch import PARTS, SENDING, Clock, Part, timed_parts
 from benchmarks.runner import ROOT
 from benchmarks.timing import now
-from lib import player
-from lib.arguments import Hyperparams
-from lib.events import PlayEvents
-from lib.experience import Transition
-from lib.replay_buffer import ReplayBuffer
-from lib.run import Failure, Run
+from lib.games.experience import Transition
+from lib.learning.replay_buffer import ReplayBuffer
+from lib.players import player
+from lib.running.events import PlayEvents
+from lib.running.options import Hyperparams
+from lib.running.run import Failure, Run
 
 WARM_UP = 20  # updates before anything is timed
 PROFILED = 10  # updates in the trace: enough to look at, small enough to open

@@ -13,11 +13,11 @@ import torch
 from ignite.engine import Engine
 
 from benchmarks.timing import now
-from lib import atari_wrappers
-from lib.dqn_model import DQN
-from lib.experience import EpsilonGreedyAgent
-from lib.replay_buffer import ReplayBuffer
-from lib.vector_env import StackedVectorEnv
+from lib.games import atari_wrappers
+from lib.games.vector_env import StackedVectorEnv
+from lib.learning.agents import EpsilonGreedyAgent
+from lib.learning.dqn_model import DQN
+from lib.learning.replay_buffer import ReplayBuffer
 
 REST = "rest (ignite, Python)"
 WAITING = "waiting for the player"

@@ -25,10 +25,10 @@ from benchmarks.cluster.intake import bytes_per_frame, microseconds_per_frame, r
 from benchmarks.cluster.lost_node import lose_a_node
 from benchmarks.report import here, output_folder, write_table
 from benchmarks.runner import CLUSTER, find_rungs, missing
-from lib.bulk_replay import BulkReplayBuffer
-from lib.cluster import Players
-from lib.dqn_model import DQN
-from lib.run import describe_machine
+from lib.learning.dqn_model import DQN
+from lib.players.cluster import Players
+from lib.players.message_buffer import BulkReplayBuffer
+from lib.running.machine import describe_machine
 
 SIMULATED = (10, 100, 1_000)  # players
 RECORDED = 40  # messages

@@ -10,10 +10,10 @@ from typing import Any, Self
 from torch import nn
 
 from benchmarks.timing import seconds_per_call
-from lib.actors import Weights
-from lib.bulk_replay import BulkReplayBuffer
-from lib.cluster import Players
-from lib.n_step import Transitions
+from lib.players.cluster import Players
+from lib.players.message_buffer import BulkReplayBuffer
+from lib.players.n_step import Transitions
+from lib.players.worker import Weights
 
 PROCESSES = 2  # that answer for all simulated players
 WARM_UP_SECONDS = 3.0

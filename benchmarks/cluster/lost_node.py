@@ -10,9 +10,9 @@ from typing import NamedTuple
 from torch import nn
 
 from benchmarks.cluster.simulated import SimulatedCluster
-from lib.actors import Weights
-from lib.cluster import Players
-from lib.n_step import Transitions
+from lib.players.cluster import Players
+from lib.players.n_step import Transitions
+from lib.players.worker import Weights
 
 BEFORE_SECONDS, AFTER_SECONDS = 8.0, 8.0
 

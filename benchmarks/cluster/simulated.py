@@ -27,7 +27,7 @@ class SimulatedCluster:
 
     def __init__(self, *cpus: int) -> None:
         self.cpus = cpus
-        # For whoever joins, too: on 127.0.0.1 there are no nodes elsewhere, see lib.cluster.
+        # For whoever joins, too: 127.0.0.1 has no nodes elsewhere, see lib.players.cluster.
         self.environment = {
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_USAGE_STATS_ENABLED": "0",

@@ -46,7 +46,7 @@ from emulator import PongVectorEnv
 from emulator.compiling import entry_point
 from emulator.games import reset, step
 from emulator.state import NOOPS_DRAWN
-from lib.run import describe_machine
+from lib.running.machine import describe_machine
 
 GAMES = (1, 4, 16, 64, 256, 1_024, 4_096)
 GAMES_ON_GPU = (32, 256, 1_024, 4_096, 16_384, 65_536)

@@ -29,7 +29,7 @@ from benchmarks.gpu.check import check
 from benchmarks.gpu.steps import STEPS, Step, steps
 from benchmarks.processes import started
 from benchmarks.report import here, output_folder, write_table
-from lib.run import describe_machine
+from lib.running.machine import describe_machine
 
 GRACE_SECONDS = 30  # for a step that is asked to stop to write its records
 DONE, FAILED, TOO_LONG, NO_TIME = "held", "did not hold", "stopped at its time limit", "not run"

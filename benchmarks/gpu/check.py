@@ -19,7 +19,7 @@ import torch
 from benchmarks.report import join_machine, write_table
 from benchmarks.runner import ROOT
 from lib.devices import compiler_fault, missing_device
-from lib.run import describe_machine
+from lib.running.machine import describe_machine
 
 SECONDS = 170  # for all rungs; compiling takes most of it
 FRAMES = 2_000

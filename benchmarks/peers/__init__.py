@@ -24,7 +24,7 @@ from benchmarks.arguments import add_counts, add_epsilon, add_out
 from benchmarks.processes import output_of
 from benchmarks.report import here, output_folder, short_machine, spread, write_table
 from benchmarks.timing import chosen_device
-from lib.run import describe_machine
+from lib.running.machine import describe_machine
 
 ONE, THREE = "1 environment, update of 32", "3 environments, update of 96"
 PARALLEL = "player process, update of 128"

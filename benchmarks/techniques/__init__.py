@@ -23,7 +23,7 @@ from benchmarks.techniques.measuring import Alternative, Result, Settings, measu
 from benchmarks.techniques.network import NETWORK
 from benchmarks.techniques.replay import replay
 from benchmarks.timing import chosen_device
-from lib.run import describe_machine, prepare_torch
+from lib.running.machine import describe_machine, prepare_torch
 
 TECHNIQUES: dict[str, Callable[[Settings], list[Alternative]]] = {
     **NETWORK,

@@ -10,7 +10,7 @@ from ale_py import AtariVectorEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from benchmarks.techniques.measuring import ACTIONS, DEFAULTS, Alternative, Measure, Settings, rate
-from lib.atari_wrappers import make_atari, wrap_deepmind
+from lib.games.atari_wrappers import make_atari, wrap_deepmind
 
 
 def make_env() -> gym.Env:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import seconds_per_call, warm
-from lib.arguments import Hyperparams
+from lib.running.options import Hyperparams
 
 DEFAULTS = Hyperparams()
 SHAPE, ACTIONS = (4, 84, 84), 6  # Pong, as the rungs see it

@@ -26,10 +26,10 @@ from benchmarks.techniques.measuring import (
     milliseconds,
 )
 from benchmarks.timing import WARM_UP
-from lib.dqn_model import DQN, adam
-from lib.loss import bellman_loss
-from lib.replay_buffer import Batch
-from lib.run import keep_freed_memory
+from lib.learning.dqn_model import DQN, adam
+from lib.learning.loss import bellman_loss
+from lib.learning.replay_buffer import Batch
+from lib.running.machine import keep_freed_memory
 
 DIFFERENT_BATCHES = 8
 CPU = torch.device("cpu")

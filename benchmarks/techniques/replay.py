@@ -12,9 +12,9 @@ import torch
 
 from benchmarks.processes import in_fresh_process
 from benchmarks.techniques.measuring import ACTIONS, SHAPE, Alternative, Measure, Settings, rate
-from lib.atari_wrappers import LazyFrames
-from lib.experience import Transition
-from lib.replay_buffer import Batch, ReplayBuffer
+from lib.games.atari_wrappers import LazyFrames
+from lib.games.experience import Transition
+from lib.learning.replay_buffer import Batch, ReplayBuffer
 
 EPISODE = 1_000  # transitions of the made-up games
 TRACED = 2_000  # transitions: tracing is slow, and it is exact

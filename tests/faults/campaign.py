@@ -28,8 +28,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.report import markdown
-from lib.checkpoints import FOLDER, read_checkpoint
-from lib.run import describe_machine
+from lib.running.checkpoints import FOLDER, read_checkpoint
+from lib.running.machine import describe_machine
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")

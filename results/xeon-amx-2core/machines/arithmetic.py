@@ -4,12 +4,11 @@ Run it at the root of the repository: PYTHONPATH=. python results/.../machines/a
 """
 
 import torch
-from torch.func import grad_and_value
-
 from lib.compiled_update import MixedWeights, Weights
 from lib.dqn_model import NormalizedDQN
 from lib.loss import squared_error
 from lib.rollout import Rollout, Targets
+from torch.func import grad_and_value
 
 
 def movement(dtype: torch.dtype, compiled: bool) -> torch.Tensor:

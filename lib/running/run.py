@@ -1,10 +1,7 @@
 """A run from the command line to its exit code: seeds, threads, folder, records, failures."""
 
-import ctypes
 import math
 import os
-import platform
-import random
 import signal
 import sys
 import threading
@@ -15,27 +12,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, NoReturn
 
-import ale_py
-import cv2
-import gymnasium
-import ignite
-import numpy as np
 import torch
 from filelock import FileLock
 from ignite.engine import State
 from ignite.handlers import TensorboardLogger
 
-from lib.arguments import CommonOptions, Options, parse
-from lib.checkpoints import CheckpointError, read_latest
-from lib.columns import summarize
-from lib.devices import cores
-from lib.folder_lock import hold
 from lib.gpu_checks import left_out
-from lib.other_programs import OtherPrograms
+from lib.running.checkpoints import CheckpointError, read_latest
+from lib.running.flags import parse
+from lib.running.folder_lock import hold
+from lib.running.hparams import summarize
+from lib.running.machine import describe_machine, prepare_torch
+from lib.running.options import CommonOptions, Options
+from lib.running.other_programs import OtherPrograms
 from lib.transfer import is_asynchronous
 
-LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 EVENT_FILES = "events.out.tfevents.*"
 # What torch has no exception of its own for, cuDNN's and cuBLAS's errors among them.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
@@ -171,35 +162,6 @@ def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(args)
 
 
-def prepare_torch(seed: int) -> None:
-    """Seed torch and set its global switches; every process of a run does this first."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    # A CPU can be many times slower with numbers below 1e-38. Adam's moments of a unit that is
-    # never active become that small. Threads inherit this setting, so it comes before them.
-    torch.set_flush_denormal(True)
-    if torch.cuda.is_available():
-        # Use TF32 for matrix products, as convolutions do by default: where the GPU has units for
-        # it, inputs are rounded to 10 bits of mantissa, and sums stay float32.
-        torch.backends.cuda.matmul.allow_tf32 = True
-    keep_freed_memory()
-
-
-def keep_freed_memory() -> None:
-    """Let the C library reuse freed blocks instead of giving them back to the kernel.
-
-    An update on the CPU frees blocks of 1 to 15 MB and soon needs them again. By default glibc
-    returns them, and the kernel must clear thousands of pages for each update. At 96 samples this
-    took 8 of 36 ms.
-    """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it, musl does not
-    if mallopt:
-        mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc accepts
-        mallopt(M_TRIM_THRESHOLD, 512 * 2**20)
-
-
 def open_folder(
     hyperparams: Options, script: str
 ) -> tuple[Path, dict[str, Any] | None, FileLock | None]:
@@ -245,29 +207,10 @@ def make_folder(hyperparams: Options, script: str) -> Path:
     raise FileExistsError(f"{name} and 999 folders after it exist already")
 
 
-def describe_machine(device: torch.device) -> dict[str, str | int]:
-    """The machine and the versions, the most important first."""
-    gpus = {"cuda": _gpu_name, "mps": lambda _: "Apple"}
-    machine: dict[str, str | int] = {
-        "device": str(device),
-        "gpu": gpus.get(device.type, lambda _: "none")(device),
-        "cpu": _cpu_name(),
-        "cores": cores(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-    }
-    return machine | {library.__name__: str(library.__version__) for library in LIBRARIES}
-
-
 def describe_precision(hyperparams: CommonOptions) -> str:
     """The precision of updates: the rung's own choice, or autocast's, or float32."""
     autocast = "bfloat16 autocast" if hyperparams.amp else "float32"
     return getattr(hyperparams, "precision", autocast)
-
-
-def _gpu_name(device: torch.device) -> str:
-    has_tf32 = torch.cuda.get_device_capability(device) >= (8, 0)  # see prepare_torch
-    return torch.cuda.get_device_name(device) + (" (float32 is TF32)" if has_tf32 else "")
 
 
 def describe_outcome(state: State) -> dict[str, float]:
@@ -296,15 +239,6 @@ def _last_line(outcome: dict[str, float], run: Run) -> str:
         f"{outcome['seconds']:,.0f} seconds; avg_reward {outcome['avg_reward']:.2f}, "
         f"{outcome['fps']:,.1f} FPS"
     )
-
-
-def _cpu_name() -> str:
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _exit_on_signal(number: int, _: FrameType | None) -> NoReturn:

@@ -23,12 +23,12 @@ from ignite.engine import Engine, Events, State
 from torch import nn
 
 import lib
-from lib.actors import Weights
-from lib.bulk_replay import BulkReplayBuffer
-from lib.events import announce
-from lib.n_step import Transitions
-from lib.replay_buffer import Batch
-from lib.run import Failure, Run
+from lib.learning.replay_buffer import Batch
+from lib.players.message_buffer import BulkReplayBuffer
+from lib.players.n_step import Transitions
+from lib.players.worker import Weights
+from lib.running.events import announce
+from lib.running.run import Failure, Run
 
 AHEAD = 2  # pending calls per player: it plays the next one while the last is on its way
 LOG_EVERY = 100  # updates

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lib.compiled_update import rows
-from lib.loss import lambda_returns
+from lib.learning.compiled_update import rows
+from lib.learning.loss import lambda_returns
 from lib.transfer import upload
 
 

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from ignite.engine import Engine, EventEnum
 
-from lib.device_replay import DeviceReplayBuffer
-from lib.experience import Episode, Transition
-from lib.replay_buffer import Batch, ReplayBuffer
+from lib.games.experience import Episode, Transition
+from lib.learning.device_replay import DeviceReplayBuffer
+from lib.learning.replay_buffer import Batch, ReplayBuffer
 
 
 class PlayEvents(EventEnum):

@@ -1,43 +1,24 @@
-"""The command line: hyperparameters that document, parse and check themselves.
+"""The settings of rungs: frozen dataclasses, of which every field is also a flag.
 
-The settings of a rung are a frozen dataclass. ``option`` makes each field, and each field becomes
-a flag of the same name. A rung with settings of its own inherits from ``Hyperparams``.
+``option`` makes a field. The settings of a rung with a replay buffer inherit from ``Hyperparams``,
+those of 07 and 08 from ``SpeedrunOptions``. ``lib.running.flags`` reads them from the command line.
 """
 
-import argparse
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import psutil
 import torch
 
-from lib.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
-from lib.checkpoints import SETTINGS, CheckpointError, read_latest
 from lib.devices import PRECISIONS, choose_precision, missing_device, shares_memory
-from lib.folder_lock import check_free
+from lib.games.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
 from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
 
-# Settings that a resumed run does not take over, and settings that may change when it is resumed.
-OF_ONE_CALL = ("max_frames", "run_dir", "resume")
-FREE = (
-    *(*OF_ONE_CALL, "stop_reward", "checkpoint_every", "checkpoint_replay", "player_timeout"),
-    "threads",  # how fast, not what; but the rounding differs
-)
-# The groups of --help, in order. All other flags belong to the group "learning".
-RUN = (
-    *("seed", "max_frames", "stop_reward", "cuda", "device", "threads", "amp", "precision"),
-    *("run_dir", "resume", "checkpoint_every", "checkpoint_replay"),
-)
-PLAYING = (
-    *("env", "any_game", "envs", "steps", "rollout", "play_device", "sync_frames"),
-    *("player_timeout", "epsilon_start", "epsilon_final", "epsilon_frames", "epsilon_floor"),
-)
-WRAPPERS = ("noop_max", "max_pool", "episodic_life", "fire_reset", "clip_reward", "stack", "resize")
 MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
 
 
@@ -48,7 +29,7 @@ def option(
     high: float = math.inf,
     choices: Sequence[str] | None = None,
     type: type | None = None,
-    group: str = "",
+    group: str = "learning",
     free: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
@@ -60,7 +41,7 @@ def option(
         high: the largest number accepted.
         choices: the strings accepted.
         type: the flag's type, for a default of None.
-        group: of ``--help``; by default the one that lists its name, else "learning".
+        group: of ``--help``, one of ``lib.running.flags.GROUPS``.
         free: whether it may change when a run is resumed.
     """
     kind = type or default.__class__
@@ -77,28 +58,58 @@ def option(
 class CommonOptions:
     """The settings that every rung has."""
 
-    cuda: bool = option(False, "train on the GPU; short for --device cuda")
-    device: str = option("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
+    cuda: bool = option(False, "train on the GPU; short for --device cuda", group="run")
+    device: str = option(
+        "", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)", group="run"
+    )
     threads: int = option(
-        0, "threads with which torch computes; 0: its own choice (in 07: half of it)", 0, 1_024
+        0,
+        "threads with which torch computes; 0: its own choice (in 07: half of it)",
+        0,
+        1_024,
+        group="run",
+        free=True,
     )
-    seed: int = option(0, "random seed", 0, 2_000_000_000)
-    env: str = option("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
-    stop_reward: float = option(17.0, "solved when avg_reward reaches this", -1e9, 1e9)
-    max_frames: int = option(0, "stop after this many frames; 0: no limit", 0, 10**12)
-    run_dir: str = option("runs", "folder in which this run makes its own folder")
+    seed: int = option(0, "random seed", 0, 2_000_000_000, group="run")
+    env: str = option(
+        "PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4", group="playing"
+    )
+    stop_reward: float = option(
+        17.0, "solved when avg_reward reaches this", -1e9, 1e9, group="run", free=True
+    )
+    max_frames: int = option(
+        0, "stop after this many frames; 0: no limit", 0, 10**12, group="run", free=True
+    )
+    run_dir: str = option(
+        "runs", "folder in which this run makes its own folder", group="run", free=True
+    )
     checkpoint_every: int = option(
-        5_000, "updates between checkpoints; the last one is saved at the end; 0: none", 0, 10**9
+        5_000,
+        "updates between checkpoints; the last one is saved at the end; 0: none",
+        0,
+        10**9,
+        group="run",
+        free=True,
     )
-    checkpoint_replay: bool = option(False, "save the replay buffer in checkpoints, too")
-    resume: str = option("", "resume the run in this folder, with its settings")
-    amp: bool = option(False, "compute updates in bfloat16 autocast")
+    checkpoint_replay: bool = option(
+        False, "save the replay buffer in checkpoints, too", group="run", free=True
+    )
+    resume: str = option(
+        "", "resume the run in this folder, with its settings", group="run", free=True
+    )
+    amp: bool = option(False, "compute updates in bfloat16 autocast", group="run")
     learning_rate: float = option(1e-4, "learning rate of Adam", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(32, "transitions sampled for each new transition", 1, 65_536)
-    epsilon_start: float = option(1.0, "probability of a random action at the start", 0, 1)
-    epsilon_final: float = option(0.02, "probability of a random action at the end", 0, 1)
-    epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, 10**12)
+    epsilon_start: float = option(
+        1.0, "probability of a random action at the start", 0, 1, group="playing"
+    )
+    epsilon_final: float = option(
+        0.02, "probability of a random action at the end", 0, 1, group="playing"
+    )
+    epsilon_frames: int = option(
+        100_000, "frames over which epsilon falls", 1, 10**12, group="playing"
+    )
 
     def __post_init__(self) -> None:
         device = self.device or ("cuda" if self.cuda else "cpu")
@@ -148,7 +159,7 @@ class CommonOptions:
                 f"--batch-size: an update would take {self.samples:,} samples, over "
                 f"{MOST_SAMPLES:,}"
             )
-        return None if self.resume else _unwritable("--run-dir", Path(self.run_dir))
+        return None if self.resume else unwritable("--run-dir", Path(self.run_dir))
 
 
 @dataclass(frozen=True)
@@ -191,16 +202,24 @@ class Hyperparams(CommonOptions):
 class PlayerOptions(Hyperparams):
     """Settings of rungs whose player is a separate process."""
 
-    play_device: str = option("", "the player's device, as cpu or cuda:1; it gets a copy there")
+    play_device: str = option(
+        "", "the player's device, as cpu or cuda:1; it gets a copy there", group="playing"
+    )
     sync_frames: int = option(
         0,
         "frames between refreshes of the player's own copy of the network; 0: no copy, the "
         "player acts with the live weights (with --play-device: 4)",
         0,
         10**6,
+        group="playing",
     )
     player_timeout: float = option(
-        60.0, "fail after this many seconds without a frame from the player", 1, 10**6
+        60.0,
+        "fail after this many seconds without a frame from the player",
+        1,
+        10**6,
+        group="playing",
+        free=True,
     )
 
     def __post_init__(self) -> None:
@@ -246,7 +265,9 @@ class PlayerOptions(Hyperparams):
 class PongOptions(CommonOptions):
     """Settings of rungs that see and play only the part of the game that Pong needs."""
 
-    any_game: bool = option(False, "use all actions and the whole picture, not only Pong's part")
+    any_game: bool = option(
+        False, "use all actions and the whole picture, not only Pong's part", group="playing"
+    )
 
     @property
     def recipe(self) -> Recipe:
@@ -274,6 +295,7 @@ class PrecisionOptions(CommonOptions):
         "precision of the gradients; auto: bfloat16 if the processor has units for it (or with "
         "--amp), else float32",
         choices=PRECISIONS,
+        group="run",
     )
 
     def __post_init__(self) -> None:
@@ -298,13 +320,19 @@ class PrecisionOptions(CommonOptions):
 class WrapperOptions(Hyperparams):
     """Settings of rungs with cheaper wrappers; each choice can be switched back."""
 
-    noop_max: int = option(0, "start games with up to this many no-ops (DeepMind: 30)", 0, 1_000)
-    max_pool: bool = option(False, "frame skip takes the maximum of the last two frames")
-    episodic_life: bool = option(True, "a lost life ends the episode")
-    fire_reset: bool = option(True, "press FIRE after a reset")
-    clip_reward: bool = option(True, "clip rewards to their sign")
-    stack: int = option(2, "stacked frames per state (DeepMind: 4)", 1, 16)
-    resize: str = option("opencv-linear", "how frames are resized", choices=list(RESIZERS))
+    noop_max: int = option(
+        0, "start games with up to this many no-ops (DeepMind: 30)", 0, 1_000, group="wrappers"
+    )
+    max_pool: bool = option(
+        False, "frame skip takes the maximum of the last two frames", group="wrappers"
+    )
+    episodic_life: bool = option(True, "a lost life ends the episode", group="wrappers")
+    fire_reset: bool = option(True, "press FIRE after a reset", group="wrappers")
+    clip_reward: bool = option(True, "clip rewards to their sign", group="wrappers")
+    stack: int = option(2, "stacked frames per state (DeepMind: 4)", 1, 16, group="wrappers")
+    resize: str = option(
+        "opencv-linear", "how frames are resized", choices=list(RESIZERS), group="wrappers"
+    )
 
     def make_env(self) -> gym.Env:
         """The game with these wrappers."""
@@ -328,14 +356,20 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(64, "frames of the last rollout per update", 1, 65_536)
     epochs: int = option(4, "how often each frame is learned from, on average", 1, 64)
-    envs: int = option(16, "environments, stepped together", 1, 1_024)
-    rollout: int = option(128, "frames of each environment in a rollout", 1, 1_024)
+    envs: int = option(16, "environments, stepped together", 1, 1_024, group="playing")
+    rollout: int = option(128, "frames of each environment in a rollout", 1, 1_024, group="playing")
     trace: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
-    stack: int = option(2, "stacked frames per state", 1, 16)
+    stack: int = option(2, "stacked frames per state", 1, 16, group="wrappers")
     # It is reached by equal factors, so it cannot be 0.
-    epsilon_final: float = option(0.01, "probability of a random action at the end", 1e-6, 1)
-    epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, 10**12)
-    epsilon_floor: float = option(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
+    epsilon_final: float = option(
+        0.01, "probability of a random action at the end", 1e-6, 1, group="playing"
+    )
+    epsilon_frames: int = option(
+        100_000, "frames over which epsilon falls", 1, 10**12, group="playing"
+    )
+    epsilon_floor: float = option(
+        0.06, "a lower bound of epsilon, which falls, too", 0, 1, group="playing"
+    )
 
 
 @dataclass(frozen=True)
@@ -351,102 +385,7 @@ class SharedCoresOptions(SpeedrunOptions):
 Options = TypeVar("Options", bound=CommonOptions)
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End the program with exit code 2."""
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
-
-
-def parse(options: type[Options], description: str, argv: Sequence[str] | None = None) -> Options:
-    """Read the command line; a bad value ends the program with one line and exit code 2."""
-    parser = OneLineParser(
-        usage="%(prog)s [flags]",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    entries = {entry.name: entry for entry in fields(options)}
-    of_rung = {name: entry.metadata["group"] for name, entry in entries.items()}
-    listed = (*RUN, *PLAYING, *WRAPPERS)
-    learning = [name for name in entries if name not in listed and not of_rung[name]]
-    groups = {"run": RUN, "learning": learning, "playing": PLAYING, "wrappers": WRAPPERS}
-    for title, names in groups.items():
-        group = parser.add_argument_group(title)
-        for name in (*names, *(name for name in entries if of_rung[name] == title)):
-            if name in entries:
-                _add_flag(group, entries[name])
-    values = options(**vars(parser.parse_args(argv)))
-    if values.resume:
-        settings = _settings_of(values.resume, parser)
-        if gone := sorted(settings.keys() - entries.keys()):
-            parser.error(
-                f"--resume: this version has no setting {', '.join(gone)}: an earlier version "
-                f"began the run in {values.resume}, so resume it with that version"
-            )
-        # The resumed run has these settings by default; only some of them may change.
-        parser.set_defaults(**{k: v for k, v in settings.items() if k not in OF_ONE_CALL})
-        values = options(**vars(parser.parse_args(argv)))
-        free = {*FREE, *(name for name, entry in entries.items() if entry.metadata["free"])}
-        for name, value in settings.items():
-            if name not in free and getattr(values, name) != value:
-                flag = "--" + name.replace("_", "-")
-                parser.error(f"{flag}: the run in {values.resume} has {value}")
-    if message := values.problem():
-        parser.error(message)
-    return values
-
-
-def _settings_of(folder: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """The hyperparameters of the run to resume; it must be a run of this script."""
-    try:
-        if not Path(folder).is_dir():
-            raise CheckpointError(f"{folder} is not a run folder")
-        if message := _unwritable("--resume", Path(folder)):
-            parser.error(message)
-        check_free(Path(folder))
-        settings = read_latest(Path(folder))[0][SETTINGS]
-    except (OSError, CheckpointError) as error:
-        parser.error(f"--resume: {error}")
-    if settings["script"] != Path(parser.prog).stem:
-        parser.error(f"--resume: the run in {folder} is a run of {settings['script']}.py")
-    return settings["hyperparameters"]
-
-
-def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
-    meta, flag = entry.metadata, "--" + entry.name.replace("_", "-")
-    default = "" if entry.default in (None, "") else f" (default: {entry.default})"
-    if meta["type"] is bool:
-        # Each gets a --no-... flag, too: a resumed run has it on, if the run before had it on.
-        action = argparse.BooleanOptionalAction
-        parser.add_argument(flag, action=action, default=entry.default, help=meta["help"])
-        return
-    parser.add_argument(
-        flag,
-        default=entry.default,
-        type=lambda text: _checked(text, meta),
-        metavar=None if meta["choices"] else meta["type"].__name__.upper(),
-        choices=meta["choices"],
-        help=meta["help"] + default.replace("%", "%%"),
-    )
-
-
-def _checked(text: str, meta: Any) -> Any:
-    """Convert the text of a flag and check it against its limits."""
-    if meta["type"] is str:
-        return text
-    try:
-        number = meta["type"](text)
-    except ValueError:
-        kind = "a whole number" if meta["type"] is int else "a number"
-        raise argparse.ArgumentTypeError(f"{text!r} is not {kind}") from None
-    if not meta["low"] <= number <= meta["high"]:  # NaN fails here, too
-        raise argparse.ArgumentTypeError(f"{text} is outside {meta['low']:,g} to {meta['high']:,g}")
-    return number
-
-
-def _unwritable(flag: str, folder: Path) -> str | None:
+def unwritable(flag: str, folder: Path) -> str | None:
     """Why a run cannot write there, in one line; None if it can."""
     existing = folder
     while not existing.exists() and existing != existing.parent:

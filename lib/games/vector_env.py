@@ -14,7 +14,7 @@ from ale_py import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
 import emulator
-from lib.experience import Episode, Transition
+from lib.games.experience import Episode, Transition
 
 
 class VectorStep(NamedTuple):

@@ -1,9 +1,9 @@
 """The replay buffer on the training device, so that sampling is part of the update.
 
-The layout is that of ``lib.replay_buffer``: every frame once, and for each transition the window
-of stack + 1 frames that contains its states. But the arrays are tensors on the training device.
-Rows are drawn and frames are gathered there, and the CPU waits for no number of a sample. So
-sampling can be compiled, and captured in a CUDA graph.
+The layout is that of ``lib.learning.replay_buffer``: every frame once, and for each transition the
+window of stack + 1 frames that contains its states. But the arrays are tensors on the training
+device. Rows are drawn and frames are gathered there, and the CPU waits for no number of a sample.
+So sampling can be compiled, and captured in a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lib.compiled_update import rows
-from lib.experience import Transition
-from lib.replay_buffer import Batch
+from lib.games.experience import Transition
+from lib.learning.compiled_update import rows
+from lib.learning.replay_buffer import Batch
 from lib.transfer import upload
 
 

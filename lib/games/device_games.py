@@ -1,16 +1,16 @@
 """Games that run on the training device: the CPU only launches their steps.
 
-The counterparts of ``lib.vector_env.StackedVectorEnv`` and ``lib.experience.Exploration`` for games
-whose actions, frames and rewards are tensors on the training device.
+The counterparts of ``StackedVectorEnv`` in ``lib.games.vector_env`` and of ``Exploration`` in
+``lib.learning.agents``, for games whose actions, frames and rewards are tensors on that device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from lib.experience import Episode, Schedule
+from lib.games.experience import Episode
 from lib.gpu_checks import plays_games as plays_games
 from lib.transfer import Download
 
@@ -129,7 +129,7 @@ class DeviceExploration:
         epsilon: the schedule, by frame.
     """
 
-    def __init__(self, n_actions: int, epsilon: Schedule) -> None:
+    def __init__(self, n_actions: int, epsilon: Callable[[int], float]) -> None:
         self.n_actions = n_actions
         self.epsilon = epsilon
 

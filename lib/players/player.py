@@ -27,11 +27,12 @@ from typing import Any, Self
 import torch
 from torch import multiprocessing, nn
 
-from lib.arguments import PlayerOptions
 from lib.devices import first_line
-from lib.experience import Transition
+from lib.games.experience import Transition
 from lib.gpu_checks import leave_out
-from lib.run import Failure, describe_device_error, prepare_torch
+from lib.running.machine import prepare_torch
+from lib.running.options import PlayerOptions
+from lib.running.run import Failure, describe_device_error
 from lib.transfer import is_asynchronous
 
 WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop

@@ -1,7 +1,8 @@
 """Reading checkpoints: finding one, and checking that it is complete.
 
-ignite's ``Checkpoint`` writes them to ``RUN_DIR/checkpoints`` (see ``lib.saving``). The number in
-a name is the number of updates: ``latest-12000.pt``, ``best-9000.pt``, ``solved-12345.pt``.
+ignite's ``Checkpoint`` writes them to ``RUN_DIR/checkpoints``, see ``lib.running.saving``. The
+number in a name is the number of updates: ``latest-12000.pt``, ``best-9000.pt``,
+``solved-12345.pt``.
 """
 
 import pickle

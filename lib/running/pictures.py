@@ -15,8 +15,8 @@ from ignite.engine import Engine, Events
 from torch import nn
 from torch.nn.utils import get_total_norm
 
-from lib.events import PlayEvents
-from lib.run import Run
+from lib.running.events import PlayEvents
+from lib.running.run import Run
 
 EVERY = 5_000  # updates
 STATES = 32
@@ -24,15 +24,15 @@ STRIP = 8  # frames of a strip,
 APART = 4  # and the strip has every so many-th
 
 
-def log_pictures(engine: Engine, run: Run, learned: dict[str, Any]) -> None:
+def log_pictures(engine: Engine, run: Run, saved: dict[str, Any]) -> None:
     """Write the pictures at intervals; memory holds only the last frames of one environment.
 
     Args:
-        engine: makes the updates; its state has the newest frames, see ``lib.events``.
+        engine: makes the updates; its state has the newest frames, see ``lib.running.events``.
         run: gets the pictures.
-        learned: as for ``attach_handlers``; only ``net`` and ``buffer`` are used.
+        saved: as for ``attach_handlers``; only ``net`` and ``buffer`` are used.
     """
-    net, buffer, writer = learned["net"], learned["buffer"], run.tensorboard.writer
+    net, buffer, writer = saved["net"], saved["buffer"], run.tensorboard.writer
     frames: deque[np.ndarray] = deque(maxlen=STRIP * APART)
     best = -np.inf
 

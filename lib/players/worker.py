@@ -1,7 +1,7 @@
 """What players on a cluster need besides their games.
 
 A player that replaces a dead one should start soon. So this module is separate from
-``lib.cluster``: with the learner's imports, a player's process takes twice as long to start.
+``lib.players.cluster``: with the learner's imports, its process takes twice as long to start.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Everything around the updates, as ignite handlers: reward, FPS, stopping, TensorBoard.
 
-The handlers keep their figures in the engine's state, beside those of ``lib.events``:
+The handlers keep their figures in the engine's state, beside those of ``lib.running.events``:
 
     avg_reward     smoothed exponentially, from the first episode on
     solved         whether avg_reward reached --stop-reward
@@ -18,19 +18,19 @@ from ignite.handlers import TensorboardLogger, Timer
 from ignite.metrics import RunningAverage
 from ignite.metrics.metric import MetricUsage
 
-from lib.console import Console
-from lib.events import COUNTERS, PlayEvents
-from lib.experience import Schedule
-from lib.pictures import log_pictures
-from lib.run import Failure, Run
-from lib.saving import save_checkpoints
+from lib.learning.agents import Schedule
+from lib.running.events import COUNTERS, PlayEvents
+from lib.running.pictures import log_pictures
+from lib.running.run import Failure, Run
+from lib.running.saving import save_checkpoints
+from lib.running.terminal import Terminal
 
 FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
 ALPHA = 0.98  # of the smoothed reward and loss
 
 
-def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, learned: dict[str, Any]) -> None:
+def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, saved: dict[str, Any]) -> None:
     """Attach everything that a rung needs around its updates.
 
     The engine's process function returns the loss as a detached tensor, which stays on its
@@ -38,12 +38,12 @@ def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, learned: dict[s
 
     Args:
         engine: makes the updates.
-        run: what ``lib.run.launch`` gave.
+        run: what ``lib.running.run.launch`` gave.
         epsilon: the schedule, by frame.
-        learned: what checkpoints store besides the counters; each has ``state_dict`` and
+        saved: what checkpoints store besides the counters; each has ``state_dict`` and
             ``load_state_dict``. If the run is resumed, they are loaded here.
     """
-    engine.logger.disabled = True  # lib.run reports a failure, once
+    engine.logger.disabled = True  # lib.running.run reports a failure, once
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
 
     track_reward(engine, run.hyperparams.stop_reward)
@@ -53,12 +53,12 @@ def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, learned: dict[s
     stop_on_signals(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon)
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
-    console = Console(run)
-    console.attach(engine)
-    watch_other_programs(engine, run, console)
-    if learned:
-        log_pictures(engine, run, learned)
-    save_checkpoints(engine, run, learned, {"speed": speed, "avg_loss": average})
+    terminal = Terminal(run)
+    terminal.attach(engine)
+    watch_other_programs(engine, run, terminal)
+    if saved:
+        log_pictures(engine, run, saved)
+    save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
 
 
 def track_reward(engine: Engine, bound: float) -> None:
@@ -204,7 +204,7 @@ def stop_on_signals(engine: Engine, run: Run) -> None:
             signal.signal(number, stop)
 
 
-def watch_other_programs(engine: Engine, run: Run, console: Console) -> None:
+def watch_other_programs(engine: Engine, run: Run, terminal: Terminal) -> None:
     """Say so when other programs begin to use cores that updates on the CPU need."""
     if run.device.type != "cpu":
         return
@@ -212,7 +212,7 @@ def watch_other_programs(engine: Engine, run: Run, console: Console) -> None:
     @engine.on(Events.STARTED | PlayEvents.FILLING | Events.ITERATION_COMPLETED(every=LOG_EVERY))
     def check() -> None:
         if line := run.other_programs.news():
-            console.say(line)
+            terminal.say(line)
 
 
 def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Schedule) -> None:

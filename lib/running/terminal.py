@@ -1,4 +1,4 @@
-"""The console of a run: its phase, one line per episode, and a live bar."""
+"""The terminal of a run: its phase, one line per episode, and a live bar."""
 
 import sys
 import time
@@ -6,13 +6,13 @@ import time
 from ignite.engine import Engine, Events
 from tqdm import tqdm
 
-from lib.events import PlayEvents
-from lib.run import Run
+from lib.running.events import PlayEvents
+from lib.running.run import Run
 
 REFRESH_SECONDS = 0.25
 
 
-class Console:
+class Terminal:
     """Prints a line for each event, and below them a bar that shows the progress of the phase.
 
     There is no bar if standard error is not a terminal.

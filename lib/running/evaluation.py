@@ -10,12 +10,13 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import TransformAction, TransformObservation
 
-from lib.atari_wrappers import make_atari, wrap_deepmind
-from lib.checkpoints import SETTINGS, CheckpointError
-from lib.dqn_model import DQN, NETWORKS
-from lib.experience import Episode, EpsilonGreedyAgent, LinearSchedule, QFunction
+from lib.games.atari_wrappers import make_atari, wrap_deepmind
+from lib.games.experience import Episode
+from lib.learning.agents import EpsilonGreedyAgent, LinearSchedule, QFunction
+from lib.learning.dqn_model import DQN, NETWORKS
 from lib.recipe import Recipe
-from lib.run import Run
+from lib.running.checkpoints import SETTINGS, CheckpointError
+from lib.running.run import Run
 
 EPISODES = 30
 EPSILON = 0.01

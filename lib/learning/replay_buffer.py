@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lib.experience import Transition
+from lib.games.experience import Transition
 from lib.transfer import gather
 
 

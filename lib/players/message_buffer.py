@@ -2,7 +2,7 @@
 
 One learner takes in the experience of hundreds of players. So nothing here works frame by frame:
 the arrays of a message are copied into rings as they are. Each message stores a frame once. A
-transition is stored as the places of its frames, as in ``lib.replay_buffer``.
+transition is stored as the places of its frames, as in ``lib.learning.replay_buffer``.
 """
 
 from collections import deque
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lib.n_step import Transitions
-from lib.replay_buffer import Batch
+from lib.learning.replay_buffer import Batch
+from lib.players.n_step import Transitions
 from lib.transfer import gather
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import mse_loss
 
-from lib.replay_buffer import Batch
+from lib.learning.replay_buffer import Batch
 
 
 def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: float) -> torch.Tensor:

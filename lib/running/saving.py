@@ -21,8 +21,14 @@ from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint
 from ignite.handlers.checkpoint import BaseSaveHandler
 
-from lib.checkpoints import FOLDER, SETTINGS, CheckpointError, checkpoints_of, read_checkpoint
-from lib.run import EVENT_FILES, Failure, Run, describe_device_error
+from lib.running.checkpoints import (
+    FOLDER,
+    SETTINGS,
+    CheckpointError,
+    checkpoints_of,
+    read_checkpoint,
+)
+from lib.running.run import EVENT_FILES, Failure, Run, describe_device_error
 
 # These belong together: an empty buffer cannot take a game from its middle on.
 REPLAY = ("buffer", "experience")
@@ -36,7 +42,7 @@ class Settings:
         self.network = getattr(net, "network", net)  # of MixedWeights
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must agree with, and what ``lib.evaluation`` loads."""
+        """What a resumed run must agree with, and what ``lib.running.evaluation`` loads."""
         kept = {
             "script": self.run.script,
             "hyperparameters": asdict(self.run.hyperparams),
@@ -48,7 +54,7 @@ class Settings:
         return kept
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: ``lib.arguments`` has compared the command line with it."""
+        """Do nothing: ``lib.running.options`` has compared the command line with it."""
 
 
 class Progress:
@@ -74,7 +80,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the counters; ``lib.run.open_folder`` has cut the event files."""
+        """Set the counters; ``lib.running.run.open_folder`` has cut the event files."""
         for name in self.COUNTERS:
             setattr(self.engine.state, name, state[name])
         torch.set_rng_state(state["random"])
@@ -137,7 +143,7 @@ def sync_names(folder: Path) -> None:
 
 
 def save_checkpoints(
-    engine: Engine, run: Run, learned: dict[str, Any], figures: dict[str, Any]
+    engine: Engine, run: Run, saved: dict[str, Any], figures: dict[str, Any]
 ) -> None:
     """Save every ``--checkpoint-every`` updates and at the end; resume from ``run.checkpoint``.
 
@@ -147,16 +153,16 @@ def save_checkpoints(
     Args:
         engine: is saved at the end of an update.
         run: has the settings, and the checkpoint to resume from.
-        learned: what a rung saves; each has ``state_dict`` and ``load_state_dict``.
+        saved: what a rung saves; each has ``state_dict`` and ``load_state_dict``.
         figures: the same, for what ignite resets when the engine starts.
     """
     hp, folder = run.hyperparams, run.folder / FOLDER
     figures = {"progress": Progress(engine, run), **figures}
-    load_checkpoint(engine, run, learned, figures)
+    load_checkpoint(engine, run, saved, figures)
     if not hp.checkpoint_every:
         return
 
-    everything = {SETTINGS: Settings(run, learned.get("net")), **learned, **figures}
+    everything = {SETTINGS: Settings(run, saved.get("net")), **saved, **figures}
     agent = {name: kept for name, kept in everything.items() if name not in REPLAY}
 
     def checkpoint(kind: str, count: int, kept: dict[str, Any], **how: Any) -> Checkpoint:
@@ -221,7 +227,7 @@ def reward_of(checkpoint: Path) -> float:
 
 
 def load_checkpoint(
-    engine: Engine, run: Run, learned: dict[str, Any], figures: dict[str, Any]
+    engine: Engine, run: Run, saved: dict[str, Any], figures: dict[str, Any]
 ) -> None:
     """Resume from ``run.checkpoint``, if there is one."""
     checkpoint = run.checkpoint
@@ -229,8 +235,8 @@ def load_checkpoint(
         return
     for leftover in (run.folder / FOLDER).glob("tmp*"):  # of a run that was killed while saving
         leftover.unlink()
-    present = {name: kept for name, kept in learned.items() if name in checkpoint}
-    if missing := learned.keys() - present.keys() - set(REPLAY):
+    present = {name: kept for name, kept in saved.items() if name in checkpoint}
+    if missing := saved.keys() - present.keys() - set(REPLAY):
         raise Failure(
             f"the checkpoint has no {', '.join(sorted(missing))}: an earlier version saved it, so "
             "resume it with that version"
