@@ -201,7 +201,7 @@ def test_a_buffer_goes_on_after_2_to_the_31_frames():
     state = early.state_dict()
     rings = len(state["frames"]) * len(state["actions"])
     passed = (2**31 - 1_200) // rings * rings  # whole rounds of both rings: places stay the same
-    for name in ("frames_written", "transitions_written", "oldest"):
+    for name in ("frames_written", "transitions_written", "oldest", "windows"):
         state[name] += passed
     state["messages"] = [(begin + passed, end + passed) for begin, end in state["messages"]]
     later.load_state_dict(state)

@@ -10,6 +10,7 @@ repeated, as in FrameStack. So a transition is stored as the numbers of its wind
 sample is to look up windows and to gather their frames.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +31,106 @@ class Batch(NamedTuple):
     next_states: torch.Tensor  # uint8, (batch, stack, height, width)
 
 
-class ReplayBuffer:
+class ReplayRings(ABC):
+    """Frames and transitions in rings: what this buffer and ``lib.bulk_replay`` share.
+
+    Transition i is at i % capacity, and frame n at n % n_frames. Windows hold the numbers n, which
+    never wrap, so a frame that was overwritten is recognised.
+
+    Args:
+        capacity: transitions to hold.
+        n_frames: frames to hold.
+        window: frames of a transition; it begins with the state and ends with the next state.
+        observation_shape: (stack, height, width) of the stacked observation.
+        device: where sampled batches go.
+        seed: of the random samples.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        n_frames: int,
+        window: int,
+        observation_shape: tuple[int, int, int],
+        device: torch.device | str,
+        seed: int,
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        self.capacity = capacity
+        self.device = torch.device(device)
+        self._stack, *frame_shape = observation_shape
+        # The system gives us this memory only when the rings reach it.
+        self._frames = np.empty((n_frames, *frame_shape), dtype=np.uint8)
+        self._windows = np.empty((capacity, window), dtype=np.int64)
+        self._actions = np.empty(capacity, dtype=np.int64)
+        self._rewards = np.empty(capacity, dtype=np.float32)
+        self._terminated = np.empty(capacity, dtype=np.bool_)
+        self._frames_written = self._transitions_written = 0
+        self._rng = np.random.default_rng((seed, 2))  # a random stream of its own
+
+    def __len__(self) -> int:
+        """Transitions in the buffer, at most ``capacity``."""
+        return min(self._transitions_written, self.capacity)
+
+    @property
+    def added(self) -> int:
+        """Transitions stored so far, with those that are gone; it never falls."""
+        return self._transitions_written
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw transitions uniformly and with replacement.
+
+        Raises:
+            ValueError: if there is nothing to sample.
+        """
+        if not len(self):
+            raise ValueError("cannot sample from an empty replay buffer")
+        indices = self._draw(batch_size)
+        stacks, actions, rewards, terminated = gather(
+            self.device,
+            (self._frames, self._windows[indices] % len(self._frames)),
+            (self._actions, indices),
+            (self._rewards, indices),
+            (self._terminated, indices),
+        )
+        states, next_states = stacks[:, : self._stack], stacks[:, -self._stack :]
+        return Batch(states, actions, rewards, terminated, next_states)
+
+    @abstractmethod
+    def _draw(self, count: int) -> np.ndarray:
+        """The places of random transitions that have all their frames, int64 (count,)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: everything, the frames without a copy."""
+        return {
+            "frames_written": self._frames_written,
+            "transitions_written": self._transitions_written,
+            "random": self._rng.bit_generator.state,
+            **{name: torch.from_numpy(array) for name, array in self._written().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from where ``state_dict`` was taken; the buffer must have the same size."""
+        self._frames_written = state["frames_written"]
+        self._transitions_written = state["transitions_written"]
+        self._rng.bit_generator.state = state["random"]
+        for name, array in self._written().items():
+            array[:] = state[name].numpy()
+
+    def _written(self) -> dict[str, np.ndarray]:
+        """The written part of every array."""
+        n = min(self._transitions_written, self.capacity)
+        return {
+            "frames": self._frames[: self._frames_written],
+            "windows": self._windows[:n],
+            "actions": self._actions[:n],
+            "rewards": self._rewards[:n],
+            "terminated": self._terminated[:n],
+        }
+
+
+class ReplayBuffer(ReplayRings):
     """The newest transitions of any number of environments, sampled uniformly.
 
     Source: Lin, Machine Learning 8 (1992); Mnih et al., Nature 518 (2015).
@@ -51,33 +151,10 @@ class ReplayBuffer:
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1, got {capacity}")
-        self.capacity = capacity
-        self.device = torch.device(device)
-        self._stack, *frame_shape = observation_shape
-        # The system gives us this memory only when the ring reaches it.
-        n_frames = capacity + capacity // 16 + self._stack + 1
-        self._frames = np.empty((n_frames, *frame_shape), dtype=np.uint8)
-        self._frames_written = 0
-        # Transition i is at i % capacity, and frame n at n % n_frames. Windows hold the numbers n,
-        # which never wrap, so a frame that was overwritten is recognised.
-        self._windows = np.empty((capacity, self._stack + 1), dtype=np.int64)
-        self._actions = np.empty(capacity, dtype=np.int64)
-        self._rewards = np.empty(capacity, dtype=np.float32)
-        self._terminated = np.empty(capacity, dtype=np.bool_)
-        self._transitions_written = 0
+        window = observation_shape[0] + 1
+        n_frames = capacity + capacity // 16 + window
+        super().__init__(capacity, n_frames, window, observation_shape, device, seed)
         self._state_windows: dict[int, list[int]] = {}  # the current state of each environment
-        self._rng = np.random.default_rng((seed, 2))  # a random stream of its own
-
-    def __len__(self) -> int:
-        """Transitions in the buffer, at most ``capacity``."""
-        return min(self._transitions_written, self.capacity)
-
-    @property
-    def added(self) -> int:
-        """Transitions stored so far, with those that are gone; it never falls."""
-        return self._transitions_written
 
     def append(self, transition: Transition) -> None:
         """Store a transition; transitions of one environment must come in order."""
@@ -101,62 +178,25 @@ class ReplayBuffer:
         for transition in transitions:
             self.append(transition)
 
-    def sample(self, batch_size: int) -> Batch:
-        """Draw transitions uniformly and with replacement.
-
-        Raises:
-            ValueError: if there is nothing to sample.
-        """
-        if not len(self):
-            raise ValueError("cannot sample from an empty replay buffer")
-        indices = self._rng.integers(len(self), size=batch_size)
-        windows = self._windows[indices]
+    def _draw(self, count: int) -> np.ndarray:
+        indices = self._rng.integers(len(self), size=count)
         oldest_frame = self._frames_written - len(self._frames)
-        lost = windows[:, 0] < oldest_frame
+        lost = self._windows[indices, 0] < oldest_frame
         if lost.any():  # many short episodes: newer frames have replaced theirs
             whole = np.flatnonzero(self._windows[: len(self), 0] >= oldest_frame)
             if not len(whole):
                 raise ValueError("every transition has lost frames: the capacity is too small")
             indices[lost] = self._rng.choice(whole, size=np.count_nonzero(lost))
-            windows = self._windows[indices]
-        stacks, actions, rewards, terminated = gather(
-            self.device,
-            (self._frames, windows % len(self._frames)),
-            (self._actions, indices),
-            (self._rewards, indices),
-            (self._terminated, indices),
-        )
-        return Batch(stacks[:, :-1], actions, rewards, terminated, stacks[:, 1:])
+        return indices
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: everything, the frames without a copy."""
-        return {
-            "frames_written": self._frames_written,
-            "transitions_written": self._transitions_written,
-            "state_windows": self._state_windows,
-            "random": self._rng.bit_generator.state,
-            **{name: torch.from_numpy(array) for name, array in self._written().items()},
-        }
+        """As ``ReplayRings.state_dict``."""
+        return super().state_dict() | {"state_windows": self._state_windows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where ``state_dict`` was taken; the buffer must have the same size."""
-        self._frames_written = state["frames_written"]
-        self._transitions_written = state["transitions_written"]
+        """As ``ReplayRings.load_state_dict``."""
+        super().load_state_dict(state)
         self._state_windows = dict(state["state_windows"])
-        self._rng.bit_generator.state = state["random"]
-        for name, array in self._written().items():
-            array[:] = state[name].numpy()
-
-    def _written(self) -> dict[str, np.ndarray]:
-        """The written part of every array."""
-        n = len(self)
-        return {
-            "frames": self._frames[: self._frames_written],
-            "windows": self._windows[:n],
-            "actions": self._actions[:n],
-            "rewards": self._rewards[:n],
-            "terminated": self._terminated[:n],
-        }
 
     def _store(self, frame: np.ndarray) -> int:
         """Write a frame of shape (1, height, width) into the ring and return its number."""
