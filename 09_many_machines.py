@@ -22,7 +22,7 @@ from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
 from lib.players.cluster import Players, learn_from
 from lib.players.cluster_options import ClusterOptions
-from lib.players.message_buffer import BulkReplayBuffer
+from lib.players.message_buffer import MessageReplayBuffer
 from lib.players.n_step import NStepRecorder, Transitions
 from lib.players.worker import Weights, ape_x_epsilons, player_seed
 from lib.running.evaluation import evaluate
@@ -73,7 +73,7 @@ def train(hp: Options, run: Run) -> State:
     net = DQN(observation_shape, n_actions).to(run.device)
     target_net = copy.deepcopy(net)
     optimizer = adam(net, hp.learning_rate)
-    buffer = BulkReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
+    buffer = MessageReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
     epsilons = ape_x_epsilons(hp.players, hp.envs, hp.epsilon_final)
     epsilon = LinearSchedule(hp.epsilon_start, epsilons.mean(), hp.epsilon_frames)
 

@@ -29,7 +29,7 @@ from lib.games.vector_env import VectorStep
 from lib.learning.agents import LinearSchedule
 from lib.players.cluster import Players, learn_from
 from lib.players.cluster_options import ClusterOptions
-from lib.players.message_buffer import BulkReplayBuffer
+from lib.players.message_buffer import MessageReplayBuffer
 from lib.players.n_step import Transitions
 from lib.players.worker import Weights, ape_x_epsilons
 from lib.running.flags import parse
@@ -326,7 +326,7 @@ def test_the_intake_of_many_simulated_players_is_what_was_recorded(monkeypatch):
 
     monkeypatch.setattr(intake, "WARM_UP_SECONDS", 0.0)
     _, messages = play(messages=4, steps=20)
-    buffer = BulkReplayBuffer(2_000, (STACK, *SIZE))
+    buffer = MessageReplayBuffer(2_000, (STACK, *SIZE))
     taken = intake.take_in(50, messages, NET, buffer, seconds=0.2)
     assert taken.players == 50
     assert taken.messages_per_second > 0
@@ -416,7 +416,7 @@ def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
     with TensorboardLogger(log_dir=str(tmp_path)) as logger:
         run = Run(hp, torch.device("cpu"), tmp_path, logger, SCRIPT)
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {})
-        buffer = BulkReplayBuffer(2_000, (STACK, *SIZE))
+        buffer = MessageReplayBuffer(2_000, (STACK, *SIZE))
         bunches = [messages[:1], [], messages[1:]]
         engine.run(learn_from(bunches, buffer, np.zeros((8, 3)), engine, run))
     assert seen == [120] * 3 + [180] * 3

@@ -13,7 +13,7 @@ from test_rungs import options
 from lib.games.experience import Episode
 from lib.games.vector_env import VectorStep
 from lib.players.cluster import learn_from
-from lib.players.message_buffer import BulkReplayBuffer
+from lib.players.message_buffer import MessageReplayBuffer
 from lib.players.n_step import NStepRecorder, Transitions
 from lib.running.events import COUNTERS, PlayEvents
 
@@ -135,7 +135,7 @@ def test_the_first_game_is_seen_frame_by_frame():
 
 def test_the_buffer_gives_back_what_was_sent():
     _, sent = play(messages=6, steps=20)
-    buffer = BulkReplayBuffer(1_000, (STACK, *SIZE))
+    buffer = MessageReplayBuffer(1_000, (STACK, *SIZE))
     for message in sent:
         buffer.extend(message)
     known = {t for message in sent for t in cut_out(message)}
@@ -143,7 +143,7 @@ def test_the_buffer_gives_back_what_was_sent():
     assert drawn(buffer, 4_000) == known
 
 
-def drawn(buffer: BulkReplayBuffer, count: int) -> set[tuple]:
+def drawn(buffer: MessageReplayBuffer, count: int) -> set[tuple]:
     batch = buffer.sample(count)
     assert batch.states.shape == batch.next_states.shape == (count, STACK, *SIZE)
     assert (batch.actions.dtype, batch.rewards.dtype) == (torch.int64, torch.float32)
@@ -161,7 +161,7 @@ def drawn(buffer: BulkReplayBuffer, count: int) -> set[tuple]:
 
 def test_a_full_buffer_has_only_the_newest_and_they_are_whole():
     _, sent = play(messages=40, steps=20)
-    buffer = BulkReplayBuffer(250, (STACK, *SIZE))
+    buffer = MessageReplayBuffer(250, (STACK, *SIZE))
     for number, message in enumerate(sent):
         buffer.extend(message)
         newest = [t for earlier in sent[: number + 1] for t in cut_out(earlier)]
@@ -173,14 +173,14 @@ def test_a_full_buffer_has_only_the_newest_and_they_are_whole():
 def test_a_message_larger_than_the_buffer_is_refused():
     _, sent = play(messages=1, steps=50)
     with pytest.raises(ValueError, match="do not fit"):
-        BulkReplayBuffer(50, (STACK, *SIZE)).extend(sent[0])
+        MessageReplayBuffer(50, (STACK, *SIZE)).extend(sent[0])
     with pytest.raises(ValueError, match="empty"):
-        BulkReplayBuffer(50, (STACK, *SIZE)).sample(1)
+        MessageReplayBuffer(50, (STACK, *SIZE)).sample(1)
 
 
 def test_a_restored_buffer_draws_the_same(tmp_path):
     _, sent = play(messages=20, steps=20)
-    buffer, other = (BulkReplayBuffer(250, (STACK, *SIZE), seed=3) for _ in range(2))
+    buffer, other = (MessageReplayBuffer(250, (STACK, *SIZE), seed=3) for _ in range(2))
     for message in sent[:15]:
         buffer.extend(message)
     buffer.sample(5)
@@ -195,7 +195,7 @@ def test_a_restored_buffer_draws_the_same(tmp_path):
 
 def test_a_buffer_goes_on_after_2_to_the_31_frames():
     _, sent = play(messages=300, steps=10, games=1)
-    early, later = (BulkReplayBuffer(32, (STACK, *SIZE)) for _ in range(2))
+    early, later = (MessageReplayBuffer(32, (STACK, *SIZE)) for _ in range(2))
     for message in sent[:100]:
         early.extend(message)
     state = early.state_dict()
@@ -218,7 +218,7 @@ def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message
     settings = {"envs": 4, "message_steps": 10, "stack": STACK, "n_steps": N_STEPS}
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
     hp = next(hp for hp in sizes if hp.problem() is None)
-    buffer = BulkReplayBuffer(hp.replay_size, (STACK, *SIZE))
+    buffer = MessageReplayBuffer(hp.replay_size, (STACK, *SIZE))
     for message in play(messages=30, steps=10, games=4)[1]:
         buffer.extend(message)
         assert drawn(buffer, 1_000) >= set(cut_out(message))
@@ -232,7 +232,7 @@ def test_training_begins_though_a_full_buffer_has_fewer_transitions():
     engine = Engine(lambda *_: None)
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
     run = SimpleNamespace(hyperparams=hp, tensorboard=logger)
-    buffer = BulkReplayBuffer(250, (STACK, *SIZE))
+    buffer = MessageReplayBuffer(250, (STACK, *SIZE))
     messages = [[message] for message in sent]
     batches = learn_from(messages, buffer, np.full((8, 3), 0.02), engine, run)
     stored = np.cumsum([len(message.actions) for message in sent])

@@ -27,7 +27,7 @@ from benchmarks.report import here, output_folder, write_table
 from benchmarks.runner import CLUSTER, find_rungs, missing
 from lib.learning.dqn_model import DQN
 from lib.players.cluster import Players
-from lib.players.message_buffer import BulkReplayBuffer
+from lib.players.message_buffer import MessageReplayBuffer
 from lib.running.machine import describe_machine
 
 SIMULATED = (10, 100, 1_000)  # players
@@ -97,7 +97,7 @@ def recorded() -> tuple[Any, Any, list[Any], Any]:
     """Messages of a real player, with the rung's settings, a network, and a buffer for them."""
     hp, net, players_on = real_players(1)
     messages = record(players_on(""), net, RECORDED)
-    buffer = BulkReplayBuffer(hp.replay_size, (hp.stack, *messages[0].frames.shape[1:]))
+    buffer = MessageReplayBuffer(hp.replay_size, (hp.stack, *messages[0].frames.shape[1:]))
     return hp, net, messages, buffer
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks.timing import seconds_per_call
 from lib.players.cluster import Players
-from lib.players.message_buffer import BulkReplayBuffer
+from lib.players.message_buffer import MessageReplayBuffer
 from lib.players.n_step import Transitions
 from lib.players.worker import Weights
 
@@ -78,7 +78,7 @@ def take_in(
     count: int,
     messages: Sequence[Transitions],
     net: nn.Module,
-    buffer: BulkReplayBuffer,
+    buffer: MessageReplayBuffer,
     seconds: float,
 ) -> Intake:
     """Take in what simulated players send, for some time."""
@@ -116,7 +116,7 @@ def record(players: Players, net: nn.Module, count: int) -> list[Transitions]:
 
 
 def microseconds_per_frame(
-    messages: Sequence[Transitions], buffer: BulkReplayBuffer
+    messages: Sequence[Transitions], buffer: MessageReplayBuffer
 ) -> dict[str, float]:
     """What a frame costs by itself: to pack, to unpack and to store."""
     packed = [pickle.dumps(message, pickle.HIGHEST_PROTOCOL) for message in messages]

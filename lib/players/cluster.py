@@ -24,7 +24,7 @@ from torch import nn
 
 import lib
 from lib.learning.replay_buffer import Batch
-from lib.players.message_buffer import BulkReplayBuffer
+from lib.players.message_buffer import MessageReplayBuffer
 from lib.players.n_step import Transitions
 from lib.players.worker import Weights
 from lib.running.events import announce
@@ -248,7 +248,7 @@ class Players:
 
 
 def learn_from(
-    players: Players, buffer: BulkReplayBuffer, epsilons: np.ndarray, engine: Engine, run: Run
+    players: Players, buffer: MessageReplayBuffer, epsilons: np.ndarray, engine: Engine, run: Run
 ) -> Iterator[Batch]:
     """The engine's batches: store what players send, and sample in proportion to it.
 

@@ -15,7 +15,7 @@ from lib.learning.replay_buffer import ReplayRings
 from lib.players.n_step import Transitions
 
 
-class BulkReplayBuffer(ReplayRings):
+class MessageReplayBuffer(ReplayRings):
     """The newest transitions of any number of players, sampled uniformly.
 
     Args:
