@@ -13,10 +13,10 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks import UserError
-from lib.checkpoints import CheckpointError, read_checkpoint
-from lib.dqn_model import DQN, NETWORKS
-from lib.evaluation import SEED, load_agent, make_env
+from lib.learning.dqn_model import DQN, NETWORKS
 from lib.recipe import Recipe
+from lib.running.checkpoints import CheckpointError, read_checkpoint
+from lib.running.evaluation import SEED, load_agent, make_env
 
 PANEL = 160, 210  # pixels of the Atari's screen
 HEADER = 22  # pixels above a panel
