@@ -3,7 +3,8 @@
     python -m benchmarks clip EARLY.pt LATE.pt --out pong.gif
 
 Every checkpoint of a run plays the same start of the game. The first panel is the network before
-its first update. A panel names the frames that its agent had learned from; the game shows the score.
+its first update. A panel names the frames that its agent had learned from; the score is in the
+game's picture.
 """
 
 import argparse
