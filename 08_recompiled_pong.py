@@ -1,4 +1,4 @@
-"""Recompiled Pong: the speedrun on our own console.
+"""Recompiled Pong: the speedrun on our own emulator.
 
 Settings and learning are those of 07_speedrun.py. The games run in ``emulator``: Pong's machine
 code, translated into Python functions that are then compiled. The games are the same as ALE's,
@@ -39,9 +39,9 @@ class Options(SpeedrunOptions):
     """The settings of 07."""
 
     def problem(self) -> str | None:
-        """As ``PongOptions.problem``: the console has one cartridge."""
+        """As ``PongOptions.problem``: the emulator has one cartridge."""
         if self.any_game or not self.env.startswith("Pong"):
-            return "--env: this console plays Pong alone; 07_speedrun.py --any-game plays others"
+            return "--env: this emulator plays Pong alone; 07_speedrun.py --any-game plays others"
         return emulator.missing() or super().problem()
 
 

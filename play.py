@@ -31,7 +31,7 @@ from lib.running.checkpoints import (
 from lib.running.evaluation import SEED, describe, load_agent, make_env, play_games
 from lib.running.flags import OneLineParser
 
-FPS = 15  # of a video: one frame per agent step is the console's own speed
+FPS = 15  # of a video: one frame per agent step is the Atari's own speed
 VIDEOS = (".mp4", ".gif")
 
 

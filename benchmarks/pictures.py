@@ -1,6 +1,6 @@
 """README's chart: the minutes that every rung took to 17, here and in the book.
 
-    python -m benchmarks pictures results/xeon-amx-2core/held-out --busy results/xeon-amx-2core/solved
+    python -m benchmarks pictures runs/alone --busy runs/beside-others
 
 A filled dot is a run that had the machine to itself, one dot per seed. A ring is a run beside other
 programs: its minutes are too many. Both are read from the runs' events.

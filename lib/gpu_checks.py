@@ -34,7 +34,7 @@ from lib.transfer import is_asynchronous
 Update = Callable[[], torch.Tensor]
 CALLS = 4  # of an update in a trial
 RATE = 1e-3  # Adam's learning rate in the last call of a trial
-GAMES, STEPS = 4, 48  # played on both consoles
+GAMES, STEPS = 4, 48  # played on both
 EMULATED = 100  # frames after which these games are cut short, so that new ones begin
 
 left_out: list[str] = []  # by this process, which is one run
@@ -273,7 +273,7 @@ def fault_of_choices(
 
 
 def plays_games(device: torch.device) -> bool:
-    """Whether the console of ``emulator`` plays on this device, and plays the CPU's games there."""
+    """Whether ``emulator`` plays on this device, and plays the CPU's games there."""
     if not is_asynchronous(device):
         return False
     part = "games on the GPU, they are played on the CPU"

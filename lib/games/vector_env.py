@@ -1,4 +1,4 @@
-"""Vector environments: ALE's in C++, and our own console's, which has the same methods.
+"""Vector environments: ALE's in C++, and our own emulator's, which has the same methods.
 
 ``ale_py.AtariVectorEnv`` plays all games in C++ threads, without the interpreter's lock. A step has
 two halves: ``send`` hands over the actions and returns at once, ``recv`` waits for the frames. The
@@ -77,7 +77,7 @@ def ale_games(
 def one_thread_games(env_id: str, num_envs: int, max_pool: bool) -> Games:
     """Games in one thread, for players that have a core each.
 
-    Pong is played on the console of ``emulator``, where Numba can compile it, and every other game
+    Pong is played by ``emulator``, where Numba can compile it, and every other game
     by ALE. Both play the same games, pixel for pixel. So players of both kinds can play together.
 
     Args:
