@@ -53,9 +53,9 @@ class Ended:
 
 @pytest.fixture
 def start(tmp_path, monkeypatch, capsys) -> Callable[..., Ended]:
-    """Starts or resumes a run in this process; its games have rewards 0, 1, 2 and so on."""
+    """Starts or resumes a run in this process; each game has one point more than the last."""
 
-    def start(*flags: str, every: Handler = lambda engine, run: None) -> Ended:
+    def start(*flags: str, every: Handler = lambda engine, run: None, reward: int = 0) -> Ended:
         def train(hp: Hyperparams, run: Run) -> State:
             net = Net(500, 500)
             optimizer = torch.optim.Adam(net.parameters())
@@ -72,7 +72,7 @@ def start(tmp_path, monkeypatch, capsys) -> Callable[..., Ended]:
             learned = {"net": net, "optimizer": optimizer, "buffer": buffer}
             attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), learned)
             engine.add_event_handler(Events.ITERATION_COMPLETED(every=5), every, run)
-            games = stream([float(number) for number in range(100)])
+            games = stream([float(reward + number) for number in range(100)])
             return engine.run(replay_batches(engine, games, buffer, hp.replay_initial, 4))
 
         place = tmp_path / "runs"
@@ -181,20 +181,20 @@ def files_limited_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.parametrize("kind", ["best", "latest", "solved"])
-def test_a_failed_save_leaves_what_it_would_have_replaced(kind, start):
-    # Two of `latest` are there when the third fails.
-    flags = {"best": ("--max-frames", "35"), "latest": ("--max-frames", "45")}
-    flags["solved"] = ("--max-frames", "45", "--stop-reward", "0.01")
-    run = start(*flags[kind])
-    assert run.code == 0
+# Better games: the best checkpoint is written first. Worse ones: only the latest is.
+@pytest.mark.parametrize(("kind", "reward"), [("best", 100), ("latest", -100)])
+def test_a_failed_save_leaves_what_it_would_have_replaced(kind, reward, start):
+    run = start("--max-frames", "45")
+    assert run.files() == ["best-25.pt", "latest-20.pt", "latest-25.pt"]
     before = everything(run.folder / "checkpoints")
-    assert any(f"{kind}-" in name for name in before)
+    longer = ("--resume", str(run.folder), "--max-frames", "80", "--stop-reward", "1000")
     with files_limited_to(500_000):  # a part of a checkpoint, all of the events
-        again = start("--resume", str(run.folder), "--max-frames", "80", "--stop-reward", "0.02")
+        again = start(*longer, reward=reward)
     assert again.code == 1
     assert "no checkpoint could be written" in one_line(again.error)
     assert everything(run.folder / "checkpoints") == before
+    assert start(*longer, reward=reward).code == 0
+    assert f"{kind}-40.pt" in run.files()
 
 
 def test_a_checkpoint_is_on_the_disk_before_another_is_deleted(start, monkeypatch):
