@@ -30,7 +30,6 @@ COMMANDS = {
     "gpu": "use an hour on a rented GPU: tests, FPS, records, the most useful first",
     "pictures": "draw the minutes to 17 of all rungs, ours and the book's",
     "clip": "film one agent at several moments of its training, side by side",
-    "console-campaign": "compare a million frames of the emulator with ALE's",
 }
 
 
