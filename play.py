@@ -5,21 +5,20 @@
     python play.py RUN_DIR --render
 
 RUN_DIR is a checkpoint, or the folder of a run. From a folder, play.py takes the solved checkpoint,
-else the best one, else the latest. The environment is the one of the evaluation: DeepMind's, with
-no-op starts.
+else the best one, else the latest. The environment is the standard single one. Games begin after
+no-ops, as DeepMind's do. If the agent was trained with other starts, it first plays as many games
+with these.
 """
 
 import argparse
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import torch
-from gymnasium.wrappers import RecordVideo
-from PIL import Image
+import numpy as np
+from imageio_ffmpeg import write_frames
 
 from lib.running.checkpoints import (
     KINDS,
@@ -28,11 +27,29 @@ from lib.running.checkpoints import (
     find_checkpoint,
     read_checkpoint,
 )
-from lib.running.evaluation import SEED, describe, load_agent, make_env, play_games
+from lib.running.evaluation import SEED, SingleGames, describe, load_agent, make_env, play_games
 from lib.running.flags import OneLineParser
 
-FPS = 15  # of a video: one frame per agent step is the Atari's own speed
-VIDEOS = (".mp4", ".gif")
+MOST_SEED = 2_000_000_000
+FPS = 15  # of agent steps: the Atari's own speed
+# For each kind of video: agent steps per picture, pictures per second, and how they are written.
+# A GIF is for a page: a quarter of a game's time, and the game's own colours.
+COLOURS = "split[pictures][same];[same]palettegen=stats_mode=single[palette];"
+COLOURS += "[pictures][palette]paletteuse=new=1:dither=none"
+VIDEOS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    ".mp4": (1, FPS, {"macro_block_size": 2}),
+    ".gif": (
+        2,
+        2 * FPS,
+        {
+            "codec": "gif",
+            "pix_fmt_out": "pal8",
+            "quality": None,
+            "macro_block_size": 1,
+            "output_params": ["-vf", COLOURS],
+        },
+    ),
+}
 
 
 def parse() -> argparse.Namespace:
@@ -44,17 +61,21 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=10, help="games to play (default: 10)")
     parser.add_argument("--epsilon", type=float, default=0.01, help="of the agent (default: 0.01)")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the first game")
-    parser.add_argument("--video", type=Path, metavar="FILE", help="record them, as .mp4 or .gif")
+    parser.add_argument(
+        "--video", type=Path, metavar="FILE", help="film the first game, as .mp4 or .gif"
+    )
     parser.add_argument("--render", action="store_true", help="show the games in a window")
     args = parser.parse_args()
     if args.episodes < 1:
         parser.error(f"--episodes: {args.episodes} is less than 1")
     if not 0 <= args.epsilon <= 1:
         parser.error(f"--epsilon: {args.epsilon} is outside 0 to 1")
+    if not 0 <= args.seed <= MOST_SEED:
+        parser.error(f"--seed: {args.seed} is outside 0 to {MOST_SEED:,}")
     if args.video and args.video.suffix not in VIDEOS:
         parser.error(f"--video: {args.video} ends in neither {' nor '.join(VIDEOS)}")
-    if args.video and not args.video.absolute().parent.is_dir():
-        parser.error(f"--video: {args.video.parent} is not a folder")
+    if args.video and not os.access(args.video.absolute().parent, os.W_OK | os.X_OK):
+        parser.error(f"--video: {args.video.parent} is not a folder that can be written to")
     if args.video and args.render:
         parser.error("--render: --video cannot show the games at the same time")
     if args.render and sys.platform == "linux":
@@ -69,56 +90,68 @@ def parse() -> argparse.Namespace:
     return args
 
 
-class RecordGif(gym.Wrapper):
-    """Writes all games into a GIF when the environment is closed."""
+class Film(gym.Wrapper):
+    """Films a game: writes its pictures into a file while it is played.
+
+    Args:
+        env: renders ``rgb_array``.
+        file: with one of the endings of ``VIDEOS``.
+    """
 
     def __init__(self, env: gym.Env, file: Path) -> None:
         super().__init__(env)
-        self.file = file
-        self.pictures: list[Image.Image] = []
+        self.every, fps, settings = VIDEOS[file.suffix]
+        height, width, _ = env.unwrapped.observation_space.shape
+        self.writer = write_frames(
+            file, (width, height), fps=fps, ffmpeg_log_level="error", **settings
+        )
+        self.writer.send(None)  # start ffmpeg
+        self.steps = 0
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment, and keep the picture."""
+        """Step the environment, and write the picture."""
         step = self.env.step(action)
-        self.pictures.append(Image.fromarray(self.env.render()).quantize(16))
+        if self.steps % self.every == 0:
+            self.writer.send(np.ascontiguousarray(self.env.render()))
+        self.steps += 1
         return step
 
     def close(self) -> None:
-        """Write the file."""
-        first, *rest = self.pictures
-        first.save(self.file, save_all=True, append_images=rest, duration=1000 // FPS, loop=0)
+        """Complete the file."""
+        self.writer.close()
         super().close()
 
 
-def record(env: gym.Env, file: Path, folder: str) -> gym.Env:
-    """The environment with a recorder; an MP4 is first written to the folder."""
-    if file.suffix == ".gif":
-        return RecordGif(env, file)
-    return RecordVideo(
-        env, folder, name_prefix="game", video_length=10**9, fps=FPS, disable_logger=True
-    )
+def speed_of(file: Path) -> str:
+    """How fast a video shows the game, in words."""
+    every, fps, _ = VIDEOS[file.suffix]
+    times = every * fps // FPS
+    return "at the Atari's speed" if times == 1 else f"{times} times as fast as the Atari"
 
 
 def main() -> None:
     """Play."""
     args = parse()
-    mode = "human" if args.render else "rgb_array" if args.video else None
-    env = make_env(args.recipe, render_mode=mode)
     frames = args.contents["progress"]["frames"]
     print(f"{args.checkpoint}: {args.contents[SETTINGS]['script']} after {frames:,} frames")
-    with tempfile.TemporaryDirectory() as folder:
-        if args.video:
-            env = record(env, args.video, folder)
+    film = args.video
+    for kind, recipe in args.recipe.starts.items():
+        print(f"games {kind}:")
+        env = make_env(recipe, render_mode="human" if args.render else None)
         rewards = []
-        games = play_games(env, torch.no_grad()(args.network), args.epsilon, seed=args.seed)
-        for number, game in zip(range(1, args.episodes + 1), games, strict=False):
+        for number in range(1, args.episodes + 1):
+            seed = args.seed + number - 1
+            stage = Film(make_env(recipe, render_mode="rgb_array"), film) if film else env
+            played = play_games(SingleGames([stage], seed), args.network, args.epsilon, seed=seed)
+            (game,) = (game for ended in played for _, game in ended)
             rewards.append(game.reward)
             print(f"game {number:3}  score {game.reward:5.0f}  steps {game.steps:5,}", flush=True)
+            if film:
+                stage.close()  # completes the file
+                print(f"{film} shows this game, {speed_of(film)}", flush=True)
+                film = None
         env.close()
-        if args.video and args.video.suffix == ".mp4":
-            (made,) = Path(folder).glob("*.mp4")
-            args.video.write_bytes(made.read_bytes())
-    print(describe(rewards))
+        print(describe(rewards), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""How a game becomes the states and actions of a network."""
+"""How a game begins, and becomes the states and actions of a network."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PONG_ROWS = (13, 78)  # of 84: those between the walls; the score is above them
 PONG_ACTIONS = (0, 2, 3)  # of six: those that differ, stay, up and down
@@ -21,6 +21,8 @@ class Recipe:
         rows: the rows of the 84 that a state shows: the first, and the one after the last.
         actions: the actions to use, in the order of the network's values; None: all actions of
             the game.
+        noop_max: games begin with 1 to this many no-ops; 0: with none.
+        fire_reset: games begin with FIRE, where the game has it.
     """
 
     env: str
@@ -29,3 +31,15 @@ class Recipe:
     resize: str = "opencv-area"
     rows: tuple[int, int] = (0, 84)
     actions: tuple[int, ...] | None = None
+    noop_max: int = 30
+    fire_reset: bool = True
+
+    @property
+    def starts(self) -> "dict[str, Recipe]":
+        """The kinds of start to test an agent with, by name; the last is DeepMind's.
+
+        An agent that knows other starts alone may play badly after no-ops, and well as trained.
+        """
+        standard = replace(self, noop_max=Recipe.noop_max, fire_reset=Recipe.fire_reset)
+        kinds = {} if self == standard else {"as trained": self}
+        return kinds | {f"after up to {standard.noop_max} no-ops": standard}

@@ -1,7 +1,10 @@
 """The handlers on a scripted stream of episodes, and what TensorBoard gets of it."""
 
 import math
+import signal
+import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +17,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lib.games.experience import Episode, Transition
 from lib.learning.agents import LinearSchedule
 from lib.learning.replay_buffer import ReplayBuffer
+from lib.running.evaluation import evaluate
 from lib.running.events import COUNTERS, PlayEvents, replay_batches
 from lib.running.handlers import attach_handlers
 from lib.running.options import Hyperparams
 from lib.running.pictures import STRIP, log_pictures
-from lib.running.run import Failure, Run
+from lib.running.run import Failure, Run, Terminated, launch
 
 FRAME = np.zeros((1, 2, 2), np.uint8)
 
@@ -127,6 +131,73 @@ def test_curves_of_both_phases(tmp_path):
     times = [value for _, value in curve(tmp_path, "train/time_passed")]
     assert times == sorted(times)
     assert curve(tmp_path, "train/avg_fps")[-1][1] > 0
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """The test may change what signals do."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, signals):
+    def interrupted(update: int) -> float:
+        if update == 7:
+            signal.raise_signal(signal.SIGINT)  # finishes the update
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+        return 1.0
+
+    with pytest.raises(KeyboardInterrupt):
+        play(tmp_path, [0.0] * 10, losses=interrupted)
+    assert curve(tmp_path, "outcome/frames") == [(0, 26.0)]
+    for number, error in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)):
+        with pytest.raises(error):
+            signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("when", ["while it solves the game", "in the games after training"])
+def test_an_interrupted_run_that_is_solved_stays_solved(
+    when, number, tmp_path, console, signals, monkeypatch, capsys
+):
+    def interrupting(states: torch.Tensor) -> torch.Tensor:
+        assert curve(run_folder(), "outcome/solved") == [(0, 1.0)]  # before the games
+        signal.raise_signal(number)
+        raise AssertionError("the signal was swallowed")
+
+    def run_folder() -> Path:
+        (folder,) = tmp_path.iterdir()
+        return folder
+
+    def train(hyperparams: Hyperparams, run: Run):
+        engine = Engine(lambda engine, batch: torch.tensor(0.0))
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {})
+        if when == "while it solves the game":
+            engine.add_event_handler(PlayEvents.SOLVED, lambda: signal.raise_signal(number))
+        buffer = ReplayBuffer(100, (2, 2, 2))
+        state = engine.run(replay_batches(engine, stream([20.0]), buffer, 5, 4))
+        evaluate(interrupting, run)
+        return state
+
+    monkeypatch.setattr(sys, "argv", ["01_baseline.py", "--run-dir", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        launch(train, Hyperparams, "")
+    *_, told, last = capsys.readouterr().out.splitlines()
+    assert end.value.code == 0
+    assert (
+        told
+        == {
+            "while it solves the game": "no games after training: the run was interrupted",
+            "in the games after training": "the games after training were cut short",
+        }[when]
+    )
+    assert last.startswith("solved after 10 frames")
+    events = EventAccumulator(str(run_folder())).Reload()
+    assert "evaluation/reward" not in events.Tags()["scalars"]
+    assert "_hparams_/session_end_info" in events.summary_metadata
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, run_rung
+from imageio_ffmpeg import count_frames_and_secs
 from PIL import Image
 
 from lib.running.checkpoints import find_checkpoint, read_checkpoint
@@ -38,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_it_prints_every_score_and_their_mean(runs, script):
     result = play(runs[script], "--episodes", 2, "--epsilon", 1)
     assert result.returncode == 0, result.stderr
-    first, *games, last = result.stdout.splitlines()
+    first, _, *games, last = result.stdout.splitlines()
     assert re.search(rf"latest-\d+\.pt: {script} after 40\d frames", first)
     scores = [int(re.search(r"score +(-?\d+)", line)[1]) for line in games]
     assert len(scores) == 2
@@ -57,18 +58,38 @@ def test_an_agent_of_another_game(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".gif"])
-def test_it_films_a_game(runs, suffix, tmp_path):
+def test_it_films_the_first_of_two_games(runs, suffix, tmp_path):
     video = tmp_path / f"pong{suffix}"
-    result = play(runs["07_speedrun"], "--episodes", 1, "--epsilon", 1, "--video", video)
+    result = play(runs["07_speedrun"], "--episodes", 2, "--epsilon", 1, "--video", video)
     assert result.returncode == 0, result.stderr
-    steps = int(re.search(r"steps +([\d,]+)", result.stdout)[1].replace(",", ""))
+    _, kind, first, told, second, _ = result.stdout.splitlines()
+    assert kind == "games after up to 30 no-ops:"
+    assert first.startswith("game   1")
+    assert second.startswith("game   2")
+    steps = int(re.search(r"steps +([\d,]+)", first)[1].replace(",", ""))
     if suffix == ".gif":
+        assert told == f"{video} shows this game, 4 times as fast as the console"
         with Image.open(video) as gif:
             assert gif.size == (160, 210)
-            assert 0.5 * steps < gif.n_frames <= steps  # equal pictures are one
+            assert 0 <= steps - 2 * gif.n_frames <= 2  # FIRE is a step, too
+            assert gif.info["duration"] in (30, 40)
     else:
-        assert video.read_bytes()[4:8] == b"ftyp"
-        assert video.stat().st_size > 10_000
+        assert told == f"{video} shows this game, at the console's speed"
+        frames, seconds = count_frames_and_secs(video)
+        assert steps - frames == 1
+        assert seconds == pytest.approx(frames / 15, abs=0.1)
+
+
+def test_an_agent_trained_without_no_ops_plays_both_kinds_of_games(tmp_path):
+    flags = ("--replay-initial", "300", "--batch-size", "4", "--max-frames", "310")
+    assert run_rung("04_new_wrappers_n_env", tmp_path, *flags).returncode == 0
+    (run,) = tmp_path.iterdir()
+    result = play(run, "--episodes", 1, "--epsilon", 1)
+    assert result.returncode == 0, result.stderr
+    told = result.stdout.splitlines()[1:]
+    assert [told[0], told[3]] == ["games as trained:", "games after up to 30 no-ops:"]
+    assert [line[:8] for line in told[1::3]] == ["game   1"] * 2
+    assert [line[:8] for line in told[2::3]] == ["1 games,"] * 2
 
 
 def test_what_cannot_be_played_is_refused_in_one_line(runs, tmp_path):
@@ -86,6 +107,7 @@ def test_what_cannot_be_played_is_refused_in_one_line(runs, tmp_path):
         (strange,),
         (runs["01_baseline"], "--video", "pong.avi"),
         (runs["01_baseline"], "--episodes", 0),
+        (runs["01_baseline"], "--seed", -1),
     ):
         result = play(*arguments)
         assert (result.returncode, result.stdout) == (2, ""), arguments

@@ -21,7 +21,7 @@ from ignite.metrics.metric import MetricUsage
 from lib.learning.agents import Schedule
 from lib.running.events import COUNTERS, PlayEvents
 from lib.running.pictures import log_pictures
-from lib.running.run import Failure, Run
+from lib.running.run import Failure, Run, end_on_signals
 from lib.running.saving import save_checkpoints
 from lib.running.terminal import Terminal
 
@@ -53,12 +53,13 @@ def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, saved: dict[str
     stop_on_signals(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon)
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
-    terminal = Terminal(run)
-    terminal.attach(engine)
-    watch_other_programs(engine, run, terminal)
     if saved:
         log_pictures(engine, run, saved)
     save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
+    end_training(engine, run)
+    terminal = Terminal(run)
+    terminal.attach(engine)
+    watch_other_programs(engine, run, terminal)
 
 
 def track_reward(engine: Engine, bound: float) -> None:
@@ -213,6 +214,25 @@ def watch_other_programs(engine: Engine, run: Run, terminal: Terminal) -> None:
     def check() -> None:
         if line := run.other_programs.news():
             terminal.say(line)
+
+
+def end_training(engine: Engine, run: Run) -> None:
+    """Write the outcome when training ends, and give the signals back to ``lib.run``.
+
+    The last checkpoint comes before it, and the games after training follow. A second Ctrl-C keeps
+    the outcome, too.
+    """
+
+    @engine.on(Events.COMPLETED)
+    def end() -> None:
+        run.write_outcome(engine.state)
+        end_on_signals()
+
+    @engine.on(Events.EXCEPTION_RAISED)
+    def interrupted(error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt) and run.outcome is None:
+            run.write_outcome(engine.state)
+        end_on_signals()
 
 
 def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Schedule) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Generic, NoReturn
 
 import torch
@@ -32,6 +31,10 @@ EVENT_FILES = "events.out.tfevents.*"
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends the program as Ctrl-C does."""
+
+
 class Failure(Exception):  # noqa: N818, it is how a run ends
     """Training cannot continue; the message says why in one line."""
 
@@ -46,9 +49,25 @@ class Run(Generic[Options]):
     tensorboard: TensorboardLogger
     script: str
     checkpoint: dict[str, Any] | None = None  # the one to resume from
-    signal: int | None = field(default=None)  # the signal that ended the run
+    signal: int | None = field(default=None)  # the signal that ended training
     other_programs: OtherPrograms = field(default_factory=OtherPrograms)
     settings: dict[str, Any] = field(default_factory=dict)  # to be written, see write_settings
+    outcome: dict[str, float] | None = None  # once training has ended
+
+    @property
+    def solved(self) -> bool:
+        """Whether training has ended with the game solved."""
+        return self.outcome is not None and bool(self.outcome["solved"])
+
+    def write_outcome(self, state: State) -> None:
+        """Write the outcome to TensorBoard: training has ended."""
+        self.outcome = describe_outcome(state)
+        for name, value in self.outcome.items():
+            if math.isfinite(value):  # avg_reward is not, before the first episode
+                self.tensorboard.writer.add_scalar(f"outcome/{name}", value)
+        *_, end = summarize({})
+        self.tensorboard.writer.file_writer.add_summary(end)
+        self.tensorboard.writer.flush()
 
     @property
     def frames_before(self) -> int:
@@ -75,10 +94,12 @@ def launch(
     """Run a rung as a program.
 
     Exit codes: 0 solved or frame limit reached, 1 failure, 2 bad arguments, 130 Ctrl-C,
-    143 SIGTERM. Every expected failure is one line on standard error.
+    143 SIGTERM. A signal in the games after training leaves a solved run solved: 0. Every expected
+    failure is one line on standard error.
 
     Args:
-        train: trains until it is done and returns the engine's state.
+        train: trains until it is done, with the handlers of ``lib.handlers``, and returns the
+            engine's state.
         options: the class of the rung's settings.
         description: for ``--help``.
     """
@@ -86,7 +107,7 @@ def launch(
     threading.excepthook = _report_unless_reported
     try:
         hyperparams = parse(options, description)
-        signal.signal(signal.SIGTERM, _exit_on_signal)
+        end_on_signals()
         device = hyperparams.training_device
         if device.type == "cuda":
             torch.cuda.set_device(device)  # streams and graphs are made on the current one
@@ -112,22 +133,20 @@ def launch(
         with TensorboardLogger(folder, flush_secs=5) as tensorboard:
             run = Run(hyperparams, device, folder, tensorboard, script, checkpoint)
             settings = asdict(hyperparams) | {"script": script} | machine
-            *_, end = summarize(settings)
             run.settings = {} if checkpoint else settings
             del checkpoint  # the run has it, and drops it when it has started
             if not is_asynchronous(device):
                 run.write_settings()  # an unfinished run is listed, too
             try:  # on a GPU when training begins, and all is checked
-                state = train(hyperparams, run)
+                train(hyperparams, run)
+            except KeyboardInterrupt:
+                if run.signal is not None or not run.solved:  # training itself was interrupted
+                    raise
+                print("the games after training were cut short", flush=True)
             finally:
                 run.write_settings()
-            outcome = describe_outcome(state)
-            for name, value in outcome.items():
-                if math.isfinite(value):  # avg_reward is not, before the first episode
-                    tensorboard.writer.add_scalar(f"outcome/{name}", value)
-            tensorboard.writer.file_writer.add_summary(end)
-        print(_last_line(outcome, run))
-        sys.exit(0 if run.signal is None else 128 + run.signal)
+        print(_last_line(run))
+        sys.exit(0 if run.signal is None or run.solved else 128 + run.signal)
     except (Failure, OSError) as failure:  # e.g. the disk is full
         print(f"{script}: failed: {failure}", file=sys.stderr)
         sys.exit(1)
@@ -137,9 +156,15 @@ def launch(
             raise
         print(f"{script}: failed: {message}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print(f"{script}: interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT))
+
+
+def end_on_signals() -> None:
+    """Let Ctrl-C and SIGTERM end the program at once; ``lib.handlers`` changes that in training."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
 
 
 def describe_device_error(error: Exception) -> str | None:
@@ -227,8 +252,10 @@ def describe_outcome(state: State) -> dict[str, float]:
     }
 
 
-def _last_line(outcome: dict[str, float], run: Run) -> str:
-    if outcome["solved"]:
+def _last_line(run: Run) -> str:
+    outcome = run.outcome
+    assert outcome is not None  # training has ended
+    if run.solved:
         end = "solved"
     elif run.signal is not None:
         end = "interrupted"
@@ -241,5 +268,5 @@ def _last_line(outcome: dict[str, float], run: Run) -> str:
     )
 
 
-def _exit_on_signal(number: int, _: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
+def _terminate(*_: object) -> NoReturn:
+    raise Terminated
