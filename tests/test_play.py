@@ -68,13 +68,13 @@ def test_it_films_the_first_of_two_games(runs, suffix, tmp_path):
     assert second.startswith("game   2")
     steps = int(re.search(r"steps +([\d,]+)", first)[1].replace(",", ""))
     if suffix == ".gif":
-        assert told == f"{video} shows this game, 4 times as fast as the console"
+        assert told == f"{video} shows this game, 4 times as fast as the Atari"
         with Image.open(video) as gif:
             assert gif.size == (160, 210)
             assert 0 <= steps - 2 * gif.n_frames <= 2  # FIRE is a step, too
             assert gif.info["duration"] in (30, 40)
     else:
-        assert told == f"{video} shows this game, at the console's speed"
+        assert told == f"{video} shows this game, at the Atari's speed"
         frames, seconds = count_frames_and_secs(video)
         assert steps - frames == 1
         assert seconds == pytest.approx(frames / 15, abs=0.1)
