@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import UserError
 from benchmarks.arguments import add_counts, add_out
-from benchmarks.gpu.check import check
+from benchmarks.gpu.check import write_page
 from benchmarks.gpu.steps import STEPS, Step, steps
 from benchmarks.processes import started
 from benchmarks.report import here, output_folder, write_table
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the steps, and write what came of each."""
     if args.check:
-        return check(output_folder(args.out).resolve(), "cpu" if args.rehearse else "cuda")
+        return write_page(output_folder(args.out).resolve(), "cpu" if args.rehearse else "cuda")
     gpu = torch.cuda.is_available()
     if not gpu and not args.rehearse:
         raise UserError("torch finds no usable GPU here (--rehearse needs none)")

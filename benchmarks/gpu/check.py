@@ -35,7 +35,7 @@ CHECKED = ("checked", "left out: ", "the update cannot be compiled")  # beginnin
 SPEED = re.compile(r"; avg_reward .*, ([\d.,]+) FPS$")
 
 
-def check(out: Path, device: str) -> int:
+def write_page(out: Path, device: str) -> int:
     """Write and print the page; 0 if every rung ran to its end.
 
     Args:
