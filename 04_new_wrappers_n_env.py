@@ -1,10 +1,10 @@
 """Cheaper wrappers, N environments: leave out preprocessing that the agent does not need.
 
-Pong does not need the no-ops that make games differ: random actions do that, too. It does not need
-the maximum of two frames: Pong does not flicker. Two stacked frames instead of four show where the
-ball is going. A quicker resize shows the same. With half the frames, half as many pixels are
-gathered, copied to the device and convolved in the first layer. Every choice is a flag and can be
-switched back. Otherwise this is 02_n_envs.py.
+Without no-ops all games begin alike, so training leaves other starts untrained: after no-ops this
+agent may lose. Pong does not need the maximum of two frames: it does not flicker. Two stacked
+frames instead of four show where the ball is going, and a quicker resize shows the same. With half
+the frames, half as many pixels are gathered, copied to the device and convolved in the first layer.
+Every choice is a flag and can be switched back. Otherwise this is 02_n_envs.py.
 
 The chapter measured 330 FPS against 159 of the baseline (+108 %), and 40 minutes against 105 to
 solve Pong (-62 %).
