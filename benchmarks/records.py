@@ -81,6 +81,7 @@ def read_record(folder: Path) -> Record | None:
     for name in UNIMPORTANT:
         told.pop(name, None)
     machine = {name: told.pop(name) for name in (*HARDWARE, *LIBRARIES) if name in told}
+    machine = {name: value for name, value in machine.items() if value != ""}  # nothing left out
     outcome = {name: values[-1] for name, (_, values) in _scalars(events, "outcome/").items()}
 
     curves = _curves(events)

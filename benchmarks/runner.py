@@ -278,7 +278,7 @@ def _settings(
     return _as_settings(asdict(values)), _as_settings(asdict(options()))
 
 
-MACHINE_TELLS = ("device",)  # records have it of the machine
+MACHINE_TELLS = ("device", "threads")  # records have them of the machine
 
 
 def _as_settings(values: dict[str, Any]) -> dict[str, Setting]:

@@ -62,7 +62,7 @@ def test_emulation_alone_plays_the_same_games() -> None:
 def test_after_the_last_draw_of_noops_the_first_comes_again() -> None:
     from benchmarks.emulator import emulate_games
     from emulator import PongVectorEnv
-    from emulator.state import NOOPS_DRAWN, STEPPED
+    from emulator.state import NOOPS_DRAWN, PLAYED_FRAMES
 
     envs = PongVectorEnv(1, seed=0, threads=1)
     envs.reset()
@@ -70,8 +70,8 @@ def test_after_the_last_draw_of_noops_the_first_comes_again() -> None:
     ends, before = 0, 0
     for actions in np.random.default_rng(0).integers(6, size=(4_000, 1)):
         emulate_games(envs._state, 1, actions, 4, *begin)
-        ends += envs._state[STEPPED, 0] < before
-        before = envs._state[STEPPED, 0]
+        ends += envs._state[PLAYED_FRAMES, 0] < before
+        before = envs._state[PLAYED_FRAMES, 0]
         assert envs._state[NOOPS_DRAWN, 0] == 1
     assert ends > 1
 
