@@ -155,6 +155,10 @@ def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, option
     del kept[SETTINGS]["recipe"]["noop_max"], kept[SETTINGS]["recipe"]["fire_reset"]
     assert load_agent(kept)[1] == replace(options.recipe, noop_max=30)
 
+    kept[SETTINGS]["recipe"]["env"] = "PongNoFrameskip-v0"  # earlier versions played it
+    with pytest.raises(CheckpointError, match="cannot play: PongNoFrameskip-v0 has sticky actions"):
+        load_agent(kept)
+
     del kept[SETTINGS]["network"]
     with pytest.raises(CheckpointError, match="does not name its network"):
         load_agent(kept)

@@ -17,7 +17,7 @@ from gymnasium.wrappers import TransformAction, TransformObservation
 from tqdm import tqdm
 
 import emulator
-from lib.games.atari_wrappers import make_atari, wrap_deepmind
+from lib.games.atari_wrappers import check_env_id, make_atari, wrap_deepmind
 from lib.games.experience import Episode
 from lib.games.vector_env import StackedVectorEnv, ale_games
 from lib.learning.agents import QFunction
@@ -205,7 +205,8 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Recipe]:
     """The network of a checkpoint, ready to play on the CPU, and its recipe.
 
     Raises:
-        CheckpointError: if the checkpoint does not name its network, or the weights do not fit it.
+        CheckpointError: if the checkpoint does not name its network, the weights do not fit it, or
+            its game is none that is played here.
     """
     settings = checkpoint[SETTINGS]
     if "network" not in settings:
@@ -217,10 +218,11 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Recipe]:
     weights = checkpoint.get("average", checkpoint.get("net", {}))
     try:
         recipe = Recipe(**settings["recipe"])
+        check_env_id(recipe.env)
         network = NETWORKS[told["class"]](**told["arguments"])
         # Weights in two precisions: take the float32 ones, without Adam's averages.
         network.load_state_dict(weights.get("weights", weights))
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise CheckpointError(f"the weights of {settings['script']} do not fit: {reason}") from None
+        raise CheckpointError(f"the agent of {settings['script']} cannot play: {reason}") from None
     return network, recipe
