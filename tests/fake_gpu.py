@@ -205,7 +205,7 @@ class FakeGpu(BackendModule):
         if self.graph is not None:
             raise RuntimeError(f"{func}: the CPU cannot wait within a capture")
         self.synchronize()
-        frame, ours = sys._getframe(), (str(ROOT), str(ROOT / "lib"))
+        frame, ours = sys._getframe(), (str(ROOT), *map(str, (ROOT / "lib").rglob("")))
         while frame and os.path.dirname(frame.f_code.co_filename) not in ours:
             frame = frame.f_back
         if frame and threading.current_thread() is threading.main_thread():

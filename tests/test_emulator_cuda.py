@@ -188,6 +188,8 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
         nvjitlink.destroy(linker)
 
 
+@needs_cuda
+@needs_gpu
 def test_the_benchmark_measures_what_there_is(tmp_path):
     command = [sys.executable, "-m", "benchmarks", "emulator", "--cuda", "--games", "2"]
     command += ["--rounds", "1", "--seconds", "0", "--out", str(tmp_path)]

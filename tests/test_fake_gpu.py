@@ -104,7 +104,7 @@ def test_a_rung_waits_for_its_actions_alone(script, tmp_path):
     assert left_out == []
     assert gpu.kernels > 100 * UPDATES
     agent = "Exploration" if hasattr(sys.modules[script], "Exploration") else "EpsilonGreedyAgent"
-    assert seen.waits == {f"experience.py {agent}.__call__"}  # an action is known to be played
+    assert seen.waits == {f"agents.py {agent}.__call__"}  # an action is known to be played
     if script in (*SERIAL, "05_vector_env"):  # the others draw with the GPU's generator
         assert seen.losses == train(load(script), tmp_path / "cpu", "cpu").losses
 
