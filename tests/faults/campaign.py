@@ -103,6 +103,7 @@ class Program:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
             raise AssertionError("it did not end") from None
         self._reader.join()
         return self.process.stderr.read().strip()
@@ -216,7 +217,7 @@ def trainer_kills(count: int, rng: random.Random, script: str = "03_parallel") -
         assert saved == sorted(saved), f"updates were lost: {saved}"
         frames = read_checkpoint(run / FOLDER / f"latest-{saved[-1]}.pt")["progress"]["frames"]
         program = Program(ROOT / f"{script}.py", *flags, "--max-frames", str(frames + 500))
-        error = program.finish(120)
+        error = program.finish(300)
         assert program.process.returncode == 0, error
         points = check_curves(run)
         return {"updates": saved[-1], "points": points}
@@ -243,14 +244,14 @@ def disk_full(rng: random.Random, saves: bool) -> str:
         PermissionError: no file system can be mounted here.
     """
     with tempfile.TemporaryDirectory() as place:
-        size = f"{rng.randint(70, 95)}m" if saves else f"{rng.randint(24, 40)}k"
+        size = f"{rng.randint(70, 95)}m" if saves else f"{rng.randint(20, 28)}k"
         mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place]
         if subprocess.run(mount, capture_output=True).returncode:
             raise PermissionError("no file system can be mounted here")
         try:
             saving = (*OFTEN, "--checkpoint-replay") if saves else ("--checkpoint-every", "0")
             program = Program(ROOT / "01_baseline.py", *QUICK, *saving, "--run-dir", place)
-            error = program.finish(120)
+            error = program.finish(300)
             assert program.process.returncode == 1, error
             assert len(error.splitlines()) == 1, error
             (run,) = Path(place).iterdir()
