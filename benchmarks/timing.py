@@ -18,7 +18,9 @@ def seconds_per_call(work: Callable[[], Any], at_least: float) -> float:
     Returns:
         Seconds that a call takes, the mean over all calls.
     """
-    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+    device = chosen_device(torch.cuda.is_available())
+    threads = torch.get_num_threads()
+    timer = Timer("work()", timer=lambda: now(device), globals={"work": work}, num_threads=threads)
     return timer.blocked_autorange(min_run_time=at_least).mean
 
 

@@ -265,8 +265,8 @@ def test_what_the_gpu_ran_into_is_one_line(place, error, told, tmp_path):
         edit = ("loss.backward()", f"raise {error}")
     else:
         edit = (
-            "    learned = {",
-            f"    def lost(): raise {error}\n    net.state_dict = lost\n    learned = {{",
+            "    saved = {",
+            f"    def lost(): raise {error}\n    net.state_dict = lost\n    saved = {{",
         )
     result = run_edited("01_baseline", *edit, tmp_path)
     assert result.returncode == 1

@@ -58,6 +58,13 @@ def option(
 class CommonOptions:
     """The settings that every rung has."""
 
+    seed: int = option(0, "random seed", 0, 2_000_000_000, group="run")
+    max_frames: int = option(
+        0, "stop after this many frames; 0: no limit", 0, 10**12, group="run", free=True
+    )
+    stop_reward: float = option(
+        17.0, "solved when avg_reward reaches this", -1e9, 1e9, group="run", free=True
+    )
     cuda: bool = option(False, "train on the GPU; short for --device cuda", group="run")
     device: str = option(
         "", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)", group="run"
@@ -70,18 +77,12 @@ class CommonOptions:
         group="run",
         free=True,
     )
-    seed: int = option(0, "random seed", 0, 2_000_000_000, group="run")
-    env: str = option(
-        "PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4", group="playing"
-    )
-    stop_reward: float = option(
-        17.0, "solved when avg_reward reaches this", -1e9, 1e9, group="run", free=True
-    )
-    max_frames: int = option(
-        0, "stop after this many frames; 0: no limit", 0, 10**12, group="run", free=True
-    )
+    amp: bool = option(False, "compute updates in bfloat16 autocast", group="run")
     run_dir: str = option(
         "runs", "folder in which this run makes its own folder", group="run", free=True
+    )
+    resume: str = option(
+        "", "resume the run in this folder, with its settings", group="run", free=True
     )
     checkpoint_every: int = option(
         5_000,
@@ -94,10 +95,9 @@ class CommonOptions:
     checkpoint_replay: bool = option(
         False, "save the replay buffer in checkpoints, too", group="run", free=True
     )
-    resume: str = option(
-        "", "resume the run in this folder, with its settings", group="run", free=True
+    env: str = option(
+        "PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4", group="playing"
     )
-    amp: bool = option(False, "compute updates in bfloat16 autocast", group="run")
     learning_rate: float = option(1e-4, "learning rate of Adam", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(32, "transitions sampled for each new transition", 1, 65_536)
