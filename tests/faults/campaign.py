@@ -123,6 +123,15 @@ def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
 
+def in_use(segments: set[str]) -> set[str]:
+    """Those of the segments that a living process has mapped."""
+    mapped = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            mapped |= {Path(part.path).name for part in process.memory_maps()}
+    return segments & mapped
+
+
 @contextmanager
 def nothing_left(program: Program) -> Iterator[None]:
     """Within, the program ends; nothing of it may be there some seconds later."""
@@ -131,8 +140,8 @@ def nothing_left(program: Program) -> Iterator[None]:
     _, alive = psutil.wait_procs(below, NOTICED_SECONDS)
     assert not alive, f"still there: {alive}"
     deadline = time.monotonic() + NOTICED_SECONDS
-    # Other programs of this machine use it, too, but each segment for a moment.
-    while left := shared_memory() - program.shared_before:
+    # Other programs of this machine use it, too.
+    while left := (new := shared_memory() - program.shared_before) - in_use(new):
         assert time.monotonic() < deadline, f"still in shared memory: {left}"
         time.sleep(0.1)
 
@@ -143,7 +152,8 @@ def check_checkpoints(run: Path) -> int:
     for file in (run / FOLDER).glob("*.pt"):
         iteration = read_checkpoint(file)["progress"]["iteration"]
         assert file.stem.endswith(f"-{iteration}")
-        updates = max(updates, iteration)
+        if file.stem.startswith("latest-"):  # the one that is resumed from
+            updates = max(updates, iteration)
     return updates
 
 
