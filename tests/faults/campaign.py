@@ -212,18 +212,16 @@ def trainer_kills(count: int, rng: random.Random, script: str = "03_parallel") -
         saved = []
         for _ in range(count):
             program = Program(ROOT / f"{script}.py", *flags)
-            program.wait(rng.uniform(0.5, 2.5))
+            while not list(runs.glob(f"*/{FOLDER}/latest-*.pt")):  # something to resume from
+                assert program.process.poll() is None, program.finish()
+                time.sleep(0.1)
+            program.wait(rng.uniform(0.0, 2.5))
             with nothing_left(program):
                 program.process.kill()
                 program.finish()
             (run,) = runs.iterdir()
             saved.append(check_checkpoints(run))
-            if saved[-1]:
-                flags = ["--resume", str(run)]
-            else:  # killed before the first checkpoint: there is nothing to resume from
-                for file in sorted(run.rglob("*"), reverse=True):
-                    file.rmdir() if file.is_dir() else file.unlink()
-                run.rmdir()
+            flags = ["--resume", str(run)]
         assert saved == sorted(saved), f"updates were lost: {saved}"
         frames = read_checkpoint(run / FOLDER / f"latest-{saved[-1]}.pt")["progress"]["frames"]
         program = Program(ROOT / f"{script}.py", *flags, "--max-frames", str(frames + 500))
