@@ -20,11 +20,11 @@ from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.running.events import replay_batches
 from lib.running.handlers import attach_handlers
-from lib.running.options import Hyperparams
+from lib.running.options import ReplayOptions
 from lib.running.run import Run, launch
 
 
-def train(hp: Hyperparams, run: Run) -> State:
+def train(hp: ReplayOptions, run: Run) -> State:
     env = wrap_deepmind(make_atari(hp.env))
     observation_shape, n_actions = env.observation_space.shape, env.action_space.n
 
@@ -61,4 +61,4 @@ def train(hp: Hyperparams, run: Run) -> State:
 
 
 if __name__ == "__main__":
-    launch(train, Hyperparams, __doc__)
+    launch(train, ReplayOptions, __doc__)

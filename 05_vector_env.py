@@ -23,12 +23,12 @@ from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.running.evaluation import evaluate
 from lib.running.events import replay_batches
 from lib.running.handlers import attach_handlers
-from lib.running.options import Hyperparams, option
+from lib.running.options import ReplayOptions, option
 from lib.running.run import Run, launch
 
 
 @dataclass(frozen=True)
-class Options(Hyperparams):
+class Options(ReplayOptions):
     """The settings of this rung."""
 
     envs: int = option(8, "environments, stepped together", 1, 256, group="playing")

@@ -26,12 +26,12 @@ from lib.learning.replay_buffer import Batch
 from lib.running.evaluation import evaluate
 from lib.running.events import play
 from lib.running.handlers import attach_handlers
-from lib.running.options import Hyperparams, PrecisionOptions, option
+from lib.running.options import PrecisionOptions, ReplayOptions, option
 from lib.running.run import Run, launch
 
 
 @dataclass(frozen=True)
-class Options(PrecisionOptions, Hyperparams):
+class Options(PrecisionOptions, ReplayOptions):
     """The settings of this rung."""
 
     envs: int = option(8, "environments, stepped together", 1, 256, group="playing")

@@ -383,7 +383,7 @@ def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
         evaluated.append(q_function(torch.from_numpy(CatchEnvs(1, 2, 0).states)))
 
     rung["train"].__globals__["evaluate"] = evaluate
-    hp = Options(
+    options = Options(
         address=cluster.address,
         players=2,
         envs=4,
@@ -403,7 +403,7 @@ def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
     )
     prepare_torch(0)
     logger = TensorboardLogger(log_dir=str(tmp_path))
-    state = rung["train"](hp, Run(hp, torch.device("cpu"), tmp_path, logger, SCRIPT))
+    state = rung["train"](options, Run(options, torch.device("cpu"), tmp_path, logger, SCRIPT))
     assert state.solved, f"avg_reward {state.avg_reward} after {state.frames} frames"
     assert 0 <= state.weights_age < 200
     (values,) = evaluated
@@ -417,11 +417,11 @@ def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
     class Options(ClusterOptions):
         frames_per_update: int = 20
 
-    hp = Options(replay_initial=70, batch_size=4, max_frames=240, checkpoint_every=0)
+    options = Options(replay_initial=70, batch_size=4, max_frames=240, checkpoint_every=0)
     seen: list[int] = []  # frames counted at each update
     engine = Engine(lambda engine, _: seen.append(engine.state.frames) or torch.zeros(()))
     with TensorboardLogger(log_dir=str(tmp_path)) as logger:
-        run = Run(hp, torch.device("cpu"), tmp_path, logger, SCRIPT)
+        run = Run(options, torch.device("cpu"), tmp_path, logger, SCRIPT)
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {})
         buffer = MessageReplayBuffer(2_000, (STACK, *SIZE))
         bunches = [messages[:1], [], messages[1:]]

@@ -33,7 +33,7 @@ import emulator
 from lib.gpu_checks import left_out
 from lib.players import player
 from lib.running.events import PlayEvents
-from lib.running.options import Hyperparams
+from lib.running.options import ReplayOptions
 from lib.running.run import Run
 
 TINY = {"replay_initial": 40, "replay_size": 200, "batch_size": 2, "epsilon_start": 0.5}
@@ -82,15 +82,15 @@ def train(
             if len(losses) == updates:
                 engine.terminate()
 
-    options = getattr(module, "Options", Hyperparams)
-    tiny = TINY if issubclass(options, Hyperparams) else NO_BUFFER
-    hyperparams = options(**tiny | settings)
-    torch.manual_seed(hyperparams.seed)
+    options_class = getattr(module, "Options", ReplayOptions)
+    tiny = TINY if issubclass(options_class, ReplayOptions) else NO_BUFFER
+    options = options_class(**tiny | settings)
+    torch.manual_seed(options.seed)
     with TensorboardLogger(folder) as tensorboard, pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "attach_handlers", attach)
-        run = Run(hyperparams, torch.device(device), folder, tensorboard, module.__name__, resumed)
+        run = Run(options, torch.device(device), folder, tensorboard, module.__name__, resumed)
         run.settings = {"script": module.__name__}
-        module.train(hyperparams, run)
+        module.train(options, run)
     seen.losses = [loss.item() for loss in losses]
     assert len(seen.losses) == updates
     assert np.isfinite(seen.losses).all()

@@ -20,7 +20,7 @@ from lib.learning.replay_buffer import ReplayBuffer
 from lib.running.evaluation import evaluate
 from lib.running.events import COUNTERS, PlayEvents, replay_batches
 from lib.running.handlers import attach_handlers
-from lib.running.options import Hyperparams
+from lib.running.options import ReplayOptions
 from lib.running.pictures import STRIP, log_pictures
 from lib.running.run import Failure, Run, Terminated, launch
 
@@ -47,17 +47,17 @@ def stream(rewards: list[float], steps: int = 10):
 
 def play(folder: Path, rewards: list[float], losses=lambda update: 1.0, **settings):
     """Run an engine over the stream; returns its state and the names of the events it fired."""
-    hyperparams = Hyperparams(**{"replay_initial": 20, "stop_reward": 17.0, **settings})
+    options = ReplayOptions(**{"replay_initial": 20, "stop_reward": 17.0, **settings})
     buffer = ReplayBuffer(5_000, (2, 2, 2))
     fired: list[str] = []
     engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))
     with TensorboardLogger(folder) as tensorboard:
-        run = Run(hyperparams, torch.device("cpu"), folder, tensorboard, "01_baseline")
+        run = Run(options, torch.device("cpu"), folder, tensorboard, "01_baseline")
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {})
         for event in (PlayEvents.EPISODE_COMPLETED, PlayEvents.SOLVED):
             engine.add_event_handler(event, lambda _, name=event.value: fired.append(name))
         state = engine.run(
-            replay_batches(engine, stream(rewards), buffer, hyperparams.replay_initial, 4)
+            replay_batches(engine, stream(rewards), buffer, options.replay_initial, 4)
         )
     return state, fired
 
@@ -93,7 +93,7 @@ def test_a_bad_game_in_the_same_step_does_not_undo_the_solution(tmp_path):
     bad = good._replace(env=1, episode=Episode(-500.0, 1))
     engine = Engine(lambda engine, batch: torch.tensor(0.0))
     with TensorboardLogger(tmp_path) as tensorboard:
-        run = Run(Hyperparams(), torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
+        run = Run(ReplayOptions(), torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {})
         buffer = ReplayBuffer(100, (2, 2, 2))
         state = engine.run(replay_batches(engine, [[good, bad]] * 3, buffer, 25, 4))
@@ -172,7 +172,7 @@ def test_an_interrupted_run_that_is_solved_stays_solved(
         (folder,) = tmp_path.iterdir()
         return folder
 
-    def train(hyperparams: Hyperparams, run: Run):
+    def train(options: ReplayOptions, run: Run):
         engine = Engine(lambda engine, batch: torch.tensor(0.0))
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {})
         if when == "while it solves the game":
@@ -184,7 +184,7 @@ def test_an_interrupted_run_that_is_solved_stays_solved(
 
     monkeypatch.setattr(sys, "argv", ["01_baseline.py", "--run-dir", str(tmp_path)])
     with pytest.raises(SystemExit) as end:
-        launch(train, Hyperparams, "")
+        launch(train, ReplayOptions, "")
     *_, told, last = capsys.readouterr().out.splitlines()
     assert end.value.code == 0
     assert (
@@ -219,7 +219,7 @@ def test_the_engine_counts_updates_only(tmp_path):
     engine = Engine(lambda engine, batch: torch.tensor(0.0))
     engine.add_event_handler(Events.ITERATION_COMPLETED, lambda: seen.append(engine.state.frames))
     with TensorboardLogger(tmp_path) as tensorboard:
-        run = Run(Hyperparams(), torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
+        run = Run(ReplayOptions(), torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {})
         buffer = ReplayBuffer(100, (2, 2, 2))
         engine.run(replay_batches(engine, stream([0.0] * 3), buffer, 25, 4))
@@ -231,7 +231,7 @@ def test_the_strip_of_the_best_game_keeps_no_frames_of_other_games(tmp_path):
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
     engine.state.frames, whole = 0, []
     with TensorboardLogger(tmp_path) as tensorboard:
-        run = Run(Hyperparams(), torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
+        run = Run(ReplayOptions(), torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
         log_pictures(engine, run, {"net": None, "buffer": None})
         for number in range(50):
             frames = np.full((1_024, 1, 2, 2), number, np.uint8)  # of all games

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from ignite.engine import Engine
-from test_rungs import options
+from test_rungs import options_of
 
 from lib.games.experience import Episode
 from lib.games.vector_env import VectorStep
@@ -214,11 +214,11 @@ def test_a_buffer_goes_on_after_2_to_the_31_frames():
 
 
 def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message():
-    rung = options("09_many_machines")
+    rung = options_of("09_many_machines")
     settings = {"envs": 4, "message_steps": 10, "stack": STACK, "n_steps": N_STEPS}
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
-    hp = next(hp for hp in sizes if hp.problem() is None)
-    buffer = MessageReplayBuffer(hp.replay_size, (STACK, *SIZE))
+    options = next(options for options in sizes if options.problem() is None)
+    buffer = MessageReplayBuffer(options.replay_size, (STACK, *SIZE))
     for message in play(messages=30, steps=10, games=4)[1]:
         buffer.extend(message)
         assert drawn(buffer, 1_000) >= set(cut_out(message))
@@ -227,11 +227,13 @@ def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message
 def test_training_begins_though_a_full_buffer_has_fewer_transitions():
     """Messages repeat frames, and they are dropped whole."""
     _, sent = play(messages=12, steps=20)
-    hp = SimpleNamespace(replay_initial=250, frames_per_update=60, batch_size=4, epsilon_final=0.02)
+    options = SimpleNamespace(
+        replay_initial=250, frames_per_update=60, batch_size=4, epsilon_final=0.02
+    )
     logger = SimpleNamespace(attach_output_handler=lambda *_, **__: None)
     engine = Engine(lambda *_: None)
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
-    run = SimpleNamespace(hyperparams=hp, tensorboard=logger)
+    run = SimpleNamespace(options=options, tensorboard=logger)
     buffer = MessageReplayBuffer(250, (STACK, *SIZE))
     messages = [[message] for message in sent]
     batches = learn_from(messages, buffer, np.full((8, 3), 0.02), engine, run)

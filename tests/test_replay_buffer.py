@@ -12,7 +12,7 @@ from conftest import Scripted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ignite.engine import Engine
-from test_rungs import options
+from test_rungs import options_of
 from torch.overrides import TorchFunctionMode
 
 from lib.games.atari_wrappers import FrameStack, make_atari, wrap_deepmind
@@ -278,12 +278,15 @@ def arrivals(envs: int, steps: int, count: int) -> Iterator[list[Transition]]:
     ],
 )
 def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(script, settings):
-    rung = options(script)
+    rung = options_of(script)
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
-    hp = next(hp for hp in sizes if hp.problem() is None)
+    options = next(options for options in sizes if options.problem() is None)
     kind = DeviceReplayBuffer if script == "06_compiled_update" else ReplayBuffer
-    stack = hp.recipe.stack
-    buffer, model = kind(hp.replay_size, (stack, SIZE, SIZE)), NaiveModel(hp.replay_size, stack)
+    stack = options.recipe.stack
+    buffer, model = (
+        kind(options.replay_size, (stack, SIZE, SIZE)),
+        NaiveModel(options.replay_size, stack),
+    )
     torch.manual_seed(0)
     for arrived in arrivals(settings.get("envs", 1), settings.get("steps", 1), 30):
         buffer.extend(arrived)

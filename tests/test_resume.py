@@ -10,7 +10,7 @@ from conftest import read_events, run_rung
 from lib.devices import has_bfloat16_units
 from lib.running.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
 from lib.running.flags import parse
-from lib.running.options import Hyperparams
+from lib.running.options import ReplayOptions
 
 # What another machine would have chosen.
 FOREIGN = "float32" if has_bfloat16_units(torch.device("cpu")) else "bfloat16"
@@ -53,8 +53,8 @@ def test_another_script_or_setting_is_refused(run, script, flags, word):
 def test_threads_are_kept_and_may_change(run, monkeypatch):
     monkeypatch.setattr("sys.argv", ["01_baseline.py"])
     resumed = ["--resume", str(run)]
-    assert parse(Hyperparams, "", resumed).threads == 0
-    assert parse(Hyperparams, "", [*resumed, "--threads", "2"]).threads == 2
+    assert parse(ReplayOptions, "", resumed).threads == 0
+    assert parse(ReplayOptions, "", [*resumed, "--threads", "2"]).threads == 2
 
 
 def test_damaged_and_foreign_checkpoints_are_refused(run, tmp_path):

@@ -27,7 +27,7 @@ from lib.running.events import replay_batches
 from lib.running.flags import parse
 from lib.running.folder_lock import InUseError, hold
 from lib.running.handlers import attach_handlers
-from lib.running.options import Hyperparams
+from lib.running.options import ReplayOptions
 from lib.running.run import Run, launch
 
 FLAGS = ("--replay-initial", "20", "--replay-size", "200", "--batch-size", "4")
@@ -56,10 +56,10 @@ def start(tmp_path, monkeypatch, capsys) -> Callable[..., Ended]:
     """Starts or resumes a run in this process; each game has one point more than the last."""
 
     def start(*flags: str, every: Handler = lambda engine, run: None, reward: int = 0) -> Ended:
-        def train(hp: Hyperparams, run: Run) -> State:
+        def train(options: ReplayOptions, run: Run) -> State:
             net = Net(500, 500)
             optimizer = torch.optim.Adam(net.parameters())
-            buffer = ReplayBuffer(hp.replay_size, (2, 2, 2))
+            buffer = ReplayBuffer(options.replay_size, (2, 2, 2))
 
             def update(engine: Engine, batch: object) -> torch.Tensor:
                 optimizer.zero_grad()
@@ -73,7 +73,7 @@ def start(tmp_path, monkeypatch, capsys) -> Callable[..., Ended]:
             attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), learned)
             engine.add_event_handler(Events.ITERATION_COMPLETED(every=5), every, run)
             games = stream([float(reward + number) for number in range(100)])
-            return engine.run(replay_batches(engine, games, buffer, hp.replay_initial, 4))
+            return engine.run(replay_batches(engine, games, buffer, options.replay_initial, 4))
 
         place = tmp_path / "runs"
         command = flags if "--resume" in flags else (*FLAGS, "--run-dir", str(place), *flags)
@@ -82,7 +82,7 @@ def start(tmp_path, monkeypatch, capsys) -> Callable[..., Ended]:
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with pytest.raises(SystemExit) as ended:
-                launch(train, Hyperparams, "")
+                launch(train, ReplayOptions, "")
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -111,7 +111,7 @@ def test_a_run_that_is_alive_cannot_be_resumed(start, capsys):
         before = everything(run.folder)
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            parse(Hyperparams, "", ["--resume", str(run.folder)])
+            parse(ReplayOptions, "", ["--resume", str(run.folder)])
         assert ended.value.code == 2
         refused.append(one_line(capsys.readouterr().err))
         assert everything(run.folder) == before

@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lib.running.flags import parse
 from lib.running.hparams import NUMBERS, TEXTS, summarize
-from lib.running.options import CommonOptions, Hyperparams
+from lib.running.options import CommonOptions, ReplayOptions
 
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
 NO_BUFFER = ("--rollout", "100", "--batch-size", "4", "--epochs", "1")
@@ -60,7 +60,7 @@ def test_trains_and_leaves_its_record(script, tmp_path):
 
 @pytest.mark.parametrize("script", sorted(file.stem for file in ROOT.glob("[0-9]*.py")))
 def test_the_columns_of_a_rung_are_those_of_all_rungs(script):
-    settings = {entry.name for entry in fields(options(script))}
+    settings = {entry.name for entry in fields(options_of(script))}
     common = {entry.name for entry in fields(CommonOptions)}
     assert settings - common <= {*NUMBERS, *TEXTS}
 
@@ -124,10 +124,10 @@ def test_amp_and_a_copy_of_the_network_for_the_player(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-def options(script: str) -> type:
+def options_of(script: str) -> type:
     """The settings of a rung, without running it."""
     module = runpy.run_path(str(ROOT / f"{script}.py"), run_name=script)
-    return module.get("Options", Hyperparams)
+    return module.get("Options", ReplayOptions)
 
 
 BAD = [
@@ -176,7 +176,7 @@ BAD = [
 @pytest.mark.parametrize(("script", "flags"), BAD, ids=lambda value: "".join(value))
 def test_bad_arguments_are_refused_in_one_line(script, flags, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
-        parse(options(script), script, [*flags, "--run-dir", str(tmp_path / "runs")])
+        parse(options_of(script), script, [*flags, "--run-dir", str(tmp_path / "runs")])
     out, err = capsys.readouterr()
     assert end.value.code == 2
     assert len(err.strip().splitlines()) == 1, err
@@ -188,7 +188,7 @@ def test_bad_arguments_are_refused_in_one_line(script, flags, tmp_path, capsys):
 @pytest.mark.parametrize("script", [*SPEEDRUNS, "09_many_machines"])
 def test_more_games_make_no_larger_batch(script, tmp_path):
     flags = ["--envs", "256", "--batch-size", "65536", "--run-dir", str(tmp_path)]
-    assert parse(options(script), "", flags).batch_size == 65_536
+    assert parse(options_of(script), "", flags).batch_size == 65_536
 
 
 def test_a_refused_run_builds_nothing(tmp_path):
@@ -219,12 +219,12 @@ def test_every_rung_explains_itself(script, capsys):
     assert ("The book ends before" if script in BEYOND else "The chapter measured") in description
     assert len(source.splitlines()) <= (115 if script in BEYOND else 100)
     with pytest.raises(SystemExit):
-        parse(options(script), "", ["--help"])
+        parse(options_of(script), "", ["--help"])
     text = capsys.readouterr().out
     flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
     assert flags[:2] == ["--seed", "--max-frames"]
     assert {"--cuda", "--device", "--stop-reward", "--run-dir", "--amp"} <= set(flags)
-    assert len(flags) == len(fields(options(script)))
+    assert len(flags) == len(fields(options_of(script)))
     titles = re.findall(r"^(run|learning|playing|wrappers):", text, re.MULTILINE)
     assert titles[:3] == ["run", "learning", "playing"]
 

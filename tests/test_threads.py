@@ -21,7 +21,7 @@ from lib.learning.replay_buffer import ReplayBuffer
 from lib.running import other_programs
 from lib.running.events import replay_batches
 from lib.running.handlers import attach_handlers
-from lib.running.options import Hyperparams, SharedCoresOptions, SpeedrunOptions
+from lib.running.options import ReplayOptions, SharedCoresOptions, SpeedrunOptions
 from lib.running.other_programs import OtherPrograms, Used, used
 from lib.running.run import Failure, Run, launch
 
@@ -45,8 +45,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("options", "flags", "threads"),
     [
-        (Hyperparams, [], CORES),
-        (Hyperparams, ["--threads", "3"], 3),
+        (ReplayOptions, [], CORES),
+        (ReplayOptions, ["--threads", "3"], 3),
         (SpeedrunOptions, [], CORES),
         (SharedCoresOptions, [], CORES // 2),
         (SharedCoresOptions, ["--threads", "3"], 3),
@@ -126,7 +126,7 @@ def test_a_run_says_it_at_the_start_and_when_it_happens(tmp_path: Path, capsys):
     device = torch.device("cpu")
     engine = Engine(lambda engine, batch: torch.tensor(0.0))
     with TensorboardLogger(tmp_path) as tensorboard:
-        run = Run(Hyperparams(), device, tmp_path, tensorboard, "rung", other_programs=others)
+        run = Run(ReplayOptions(), device, tmp_path, tensorboard, "rung", other_programs=others)
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {})
         batches = replay_batches(engine, stream([0.0] * 33), ReplayBuffer(100, (2, 2, 2)), 25, 4)
         engine.run(batches)

@@ -33,7 +33,7 @@ from benchmarks.report import change, here, output_folder, short_machine, spread
 from benchmarks.runner import find_rungs
 from benchmarks.timing import chosen_device
 from lib.running.machine import describe_machine, prepare_torch
-from lib.running.options import Hyperparams
+from lib.running.options import ReplayOptions
 
 
 @dataclass
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         "epsilon_final": args.epsilon,
         "stop_reward": 1e9,
     }
-    if message := Hyperparams(**settings).problem():
+    if message := ReplayOptions(**settings).problem():
         raise UserError(message)
     out = output_folder(args.out)
     suffix = "-cuda" if args.cuda else ""

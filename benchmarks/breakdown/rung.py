@@ -29,7 +29,7 @@ from lib.games.experience import Transition
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.players import player
 from lib.running.events import PlayEvents
-from lib.running.options import Hyperparams
+from lib.running.options import ReplayOptions
 from lib.running.run import Failure, Run
 
 WARM_UP = 20  # updates before anything is timed
@@ -77,8 +77,8 @@ def run_rung(
         begin: called when measuring begins.
         end: called when it ends.
     """
-    hyperparams = getattr(module, "Options", Hyperparams)(**settings, checkpoint_every=0)
-    device = torch.device("cuda" if hyperparams.cuda else "cpu")
+    options = getattr(module, "Options", ReplayOptions)(**settings, checkpoint_every=0)
+    device = torch.device("cuda" if options.cuda else "cpu")
     measured = Measured()
     attach_handlers, make_player = module.attach_handlers, player.Player.__init__
 
@@ -123,9 +123,9 @@ def run_rung(
         stack.enter_context(mock.patch.object(module, "attach_handlers", attach))
         stack.enter_context(mock.patch.object(player.Player, "__init__", remember))
         tensorboard = stack.enter_context(TensorboardLogger(folder))
-        run = Run(hyperparams, device, folder, tensorboard, module.__name__)
+        run = Run(options, device, folder, tensorboard, module.__name__)
         try:
-            module.train(hyperparams, run)
+            module.train(options, run)
         except Failure as failure:
             raise Failed(f"{module.__name__}: {failure}") from None
         finally:

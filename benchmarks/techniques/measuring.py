@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from benchmarks.timing import seconds_per_call, warm
-from lib.running.options import Hyperparams
+from lib.running.options import ReplayOptions
 
-DEFAULTS = Hyperparams()
+DEFAULTS = ReplayOptions()
 SHAPE, ACTIONS = (4, 84, 84), 6  # Pong, as the rungs see it
 
 Measure = Callable[[], float]  # measures once

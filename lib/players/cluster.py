@@ -263,9 +263,9 @@ def learn_from(
         run: has the settings, among them ``frames_per_update`` and ``batch_size``. Its curves show
             the age of the weights that played the newest transitions.
     """
-    hp, state = run.hyperparams, engine.state
+    options, state = run.options, engine.state
     state.weights_age = 0  # in updates
-    known = epsilons <= max(hp.epsilon_final, epsilons.min())
+    known = epsilons <= max(options.epsilon_final, epsilons.min())
     run.tensorboard.attach_output_handler(
         engine,
         Events.ITERATION_COMPLETED(every=LOG_EVERY),
@@ -288,11 +288,11 @@ def learn_from(
                 announce(engine, new.played, episodes, new.first_game() if new.player == 0 else [])
                 if engine.should_terminate:
                     return
-                if buffer.added >= hp.replay_initial:  # not len, which may fall again
-                    due += new.played / hp.frames_per_update
+                if buffer.added >= options.replay_initial:  # not len, which may fall again
+                    due += new.played / options.frames_per_update
                 while due >= 1:
                     due -= 1
-                    yield buffer.sample(hp.batch_size)
+                    yield buffer.sample(options.batch_size)
             if engine.should_terminate:  # also if nothing arrives
                 return
 

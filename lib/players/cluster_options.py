@@ -7,11 +7,11 @@ Players have them, too. So this module is separate from ``lib.players.cluster``,
 from dataclasses import dataclass
 
 from lib.games.vector_env import StackedVectorEnv, one_thread_games
-from lib.running.options import Hyperparams, option
+from lib.running.options import ReplayOptions, option
 
 
 @dataclass(frozen=True)
-class ClusterOptions(Hyperparams):
+class ClusterOptions(ReplayOptions):
     """Settings of rungs whose players are Ray actors."""
 
     # A resumed run may use another cluster, or a larger one.

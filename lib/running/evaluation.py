@@ -176,7 +176,7 @@ def evaluate(q_function: QFunction, run: Run) -> list[float]:
     if run.signal is not None:
         print("no games after training: the run was interrupted", flush=True)
         return []
-    for kind, recipe in run.hyperparams.recipe.starts.items():
+    for kind, recipe in run.options.recipe.starts.items():
         rewards = [0.0] * EPISODES
         games = make_games(recipe, EPISODES, SEED)
         with tqdm(total=EPISODES, desc=f"games {kind}", leave=False, disable=None) as bar:

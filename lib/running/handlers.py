@@ -46,10 +46,10 @@ def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, saved: dict[str
     engine.logger.disabled = True  # lib.running.run reports a failure, once
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
 
-    track_reward(engine, run.hyperparams.stop_reward)
+    track_reward(engine, run.options.stop_reward)
     speed = Speed(engine)
     average = track_loss(engine, run)
-    stop_at(engine, run.hyperparams.max_frames)
+    stop_at(engine, run.options.max_frames)
     stop_on_signals(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon)
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)

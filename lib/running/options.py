@@ -1,7 +1,8 @@
-"""The settings of rungs: frozen dataclasses, of which every field is also a flag.
+"""The options of rungs: frozen dataclasses, of which every field is also a flag.
 
-``option`` makes a field. The settings of a rung with a replay buffer inherit from ``Hyperparams``,
+``option`` makes a field. The options of a rung with a replay buffer inherit from ``ReplayOptions``,
 those of 07 and 08 from ``SpeedrunOptions``. ``lib.running.flags`` reads them from the command line.
+A rung calls its own ``hp``, short for hyperparameters.
 """
 
 import math
@@ -163,7 +164,7 @@ class CommonOptions:
 
 
 @dataclass(frozen=True)
-class Hyperparams(CommonOptions):
+class ReplayOptions(CommonOptions):
     """Settings of rungs with a replay buffer and a target network: the book's DQN for Pong."""
 
     replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", 1, 10**8)
@@ -199,7 +200,7 @@ class Hyperparams(CommonOptions):
 
 
 @dataclass(frozen=True)
-class PlayerOptions(Hyperparams):
+class PlayerOptions(ReplayOptions):
     """Settings of rungs whose player is a separate process."""
 
     play_device: str = option(
@@ -254,7 +255,7 @@ class PlayerOptions(Hyperparams):
         return self.play_device or (str(device) if shares_memory(device) else "cpu")
 
     def problem(self) -> str | None:
-        """As ``Hyperparams.problem``."""
+        """As ``ReplayOptions.problem``."""
         if message := super().problem():
             return message
         message = missing_device(self.player_device)
@@ -317,7 +318,7 @@ class PrecisionOptions(CommonOptions):
 
 
 @dataclass(frozen=True)
-class WrapperOptions(Hyperparams):
+class WrapperOptions(ReplayOptions):
     """Settings of rungs with cheaper wrappers; each choice can be switched back."""
 
     noop_max: int = option(

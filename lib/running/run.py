@@ -43,7 +43,7 @@ class Failure(Exception):  # noqa: N818, it is how a run ends
 class Run(Generic[Options]):
     """A run: what ``train`` gets besides its settings."""
 
-    hyperparams: Options
+    options: Options
     device: torch.device
     folder: Path
     tensorboard: TensorboardLogger
@@ -77,7 +77,7 @@ class Run(Generic[Options]):
     def write_settings(self) -> None:
         """List the run in TensorBoard's HPARAMS tab, with what was left out until now; once."""
         if self.settings:
-            parts = "; ".join([*self.hyperparams.remarks(), *left_out])
+            parts = "; ".join([*self.options.remarks(), *left_out])
             columns, begin, _ = summarize(self.settings | {"left_out": parts})
             for summary in (columns, begin):
                 self.tensorboard.writer.file_writer.add_summary(summary)
@@ -85,11 +85,11 @@ class Run(Generic[Options]):
 
     def autocast(self) -> torch.autocast:
         """bfloat16 where it is safe, if ``--amp`` was given."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.hyperparams.amp)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.amp)
 
 
 def launch(
-    train: Callable[[Options, Run[Options]], State], options: type[Options], description: str
+    train: Callable[[Options, Run[Options]], State], options_class: type[Options], description: str
 ) -> NoReturn:
     """Run a rung as a program.
 
@@ -100,30 +100,30 @@ def launch(
     Args:
         train: trains until it is done, with the handlers of ``lib.handlers``, and returns the
             engine's state.
-        options: the class of the rung's settings.
+        options_class: the class of the rung's settings.
         description: for ``--help``.
     """
     script = Path(sys.argv[0]).stem
     threading.excepthook = _report_unless_reported
     try:
-        hyperparams = parse(options, description)
+        options = parse(options_class, description)
         end_on_signals()
-        device = hyperparams.training_device
+        device = options.training_device
         if device.type == "cuda":
             torch.cuda.set_device(device)  # streams and graphs are made on the current one
-        prepare_torch(hyperparams.seed)
-        if hyperparams.torch_threads:
-            torch.set_num_threads(hyperparams.torch_threads)
+        prepare_torch(options.seed)
+        if options.torch_threads:
+            torch.set_num_threads(options.torch_threads)
         try:
-            folder, checkpoint, _lock = open_folder(hyperparams, script)
+            folder, checkpoint, _lock = open_folder(options, script)
         except (OSError, CheckpointError) as error:
-            flag = "--resume" if hyperparams.resume else "--run-dir"
+            flag = "--resume" if options.resume else "--run-dir"
             print(f"{script}: error: {flag}: {error}", file=sys.stderr)
             sys.exit(2)
         machine = describe_machine(device)
         told = ", ".join(f"{name} {value}" for name, value in machine.items())
-        print(f"{script} in {describe_precision(hyperparams)} on {told}")
-        for remark in hyperparams.remarks():
+        print(f"{script} in {describe_precision(options)} on {told}")
+        for remark in options.remarks():
             print(remark)
         print(f"run folder {folder}", flush=True)
         if checkpoint:
@@ -131,14 +131,14 @@ def launch(
             print(f"resumed after {frames:,} frames, {updates:,} updates", flush=True)
         # TensorBoard should show new points within seconds.
         with TensorboardLogger(folder, flush_secs=5) as tensorboard:
-            run = Run(hyperparams, device, folder, tensorboard, script, checkpoint)
-            settings = asdict(hyperparams) | {"script": script} | machine
+            run = Run(options, device, folder, tensorboard, script, checkpoint)
+            settings = asdict(options) | {"script": script} | machine
             run.settings = {} if checkpoint else settings
             del checkpoint  # the run has it, and drops it when it has started
             if not is_asynchronous(device):
                 run.write_settings()  # an unfinished run is listed, too
             try:  # on a GPU when training begins, and all is checked
-                train(hyperparams, run)
+                train(options, run)
             except KeyboardInterrupt:
                 if run.signal is not None or not run.solved:  # training itself was interrupted
                     raise
@@ -188,17 +188,17 @@ def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
 
 
 def open_folder(
-    hyperparams: Options, script: str
+    options: Options, script: str
 ) -> tuple[Path, dict[str, Any] | None, FileLock | None]:
     """The folder of the run, its latest checkpoint if it is resumed, and its lock.
 
     Everything logged after that checkpoint is cut off the event files: it will be logged again.
     """
-    folder = Path(hyperparams.resume) if hyperparams.resume else make_folder(hyperparams, script)
+    folder = Path(options.resume) if options.resume else make_folder(options, script)
     lock = hold(folder)
     if not lock:
         print(f"{folder}: its file system has no locks, so resume the run only when it has ended")
-    if not hyperparams.resume:
+    if not options.resume:
         return folder, None, lock
     checkpoint, remark = read_latest(folder)
     if remark:
@@ -217,13 +217,13 @@ def cut_events(folder: Path, lengths: Mapping[str, int]) -> None:
             file.unlink()
 
 
-def make_folder(hyperparams: Options, script: str) -> Path:
+def make_folder(options: Options, script: str) -> Path:
     """Make a new folder for this run, even if another run starts in the same second."""
-    game = hyperparams.env.split("NoFrameskip")[0].lower()
+    game = options.env.split("NoFrameskip")[0].lower()
     started = time.strftime("%Y-%m-%dT%H-%M-%S")
-    name = f"{script}-{game}-seed{hyperparams.seed}-{started}"
+    name = f"{script}-{game}-seed{options.seed}-{started}"
     for attempt in range(1, 1000):
-        folder = Path(hyperparams.run_dir) / (name if attempt == 1 else f"{name}-{attempt}")
+        folder = Path(options.run_dir) / (name if attempt == 1 else f"{name}-{attempt}")
         try:
             folder.mkdir(parents=True)
             return folder
@@ -232,10 +232,10 @@ def make_folder(hyperparams: Options, script: str) -> Path:
     raise FileExistsError(f"{name} and 999 folders after it exist already")
 
 
-def describe_precision(hyperparams: CommonOptions) -> str:
+def describe_precision(options: CommonOptions) -> str:
     """The precision of updates: the rung's own choice, or autocast's, or float32."""
-    autocast = "bfloat16 autocast" if hyperparams.amp else "float32"
-    return getattr(hyperparams, "precision", autocast)
+    autocast = "bfloat16 autocast" if options.amp else "float32"
+    return getattr(options, "precision", autocast)
 
 
 def describe_outcome(state: State) -> dict[str, float]:

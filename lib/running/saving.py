@@ -45,8 +45,8 @@ class Settings:
         """What a resumed run must agree with, and what ``lib.running.evaluation`` loads."""
         kept = {
             "script": self.run.script,
-            "hyperparameters": asdict(self.run.hyperparams),
-            "recipe": asdict(self.run.hyperparams.recipe),
+            "hyperparameters": asdict(self.run.options),
+            "recipe": asdict(self.run.options.recipe),
         }
         if self.network is not None:
             name = type(self.network).__name__
@@ -156,10 +156,10 @@ def save_checkpoints(
         saved: what a rung saves; each has ``state_dict`` and ``load_state_dict``.
         figures: the same, for what ignite resets when the engine starts.
     """
-    hp, folder = run.hyperparams, run.folder / FOLDER
+    options, folder = run.options, run.folder / FOLDER
     figures = {"progress": Progress(engine, run), **figures}
     load_checkpoint(engine, run, saved, figures)
-    if not hp.checkpoint_every:
+    if not options.checkpoint_every:
         return
 
     everything = {SETTINGS: Settings(run, saved.get("net")), **saved, **figures}
@@ -176,7 +176,7 @@ def save_checkpoints(
         )
 
     best = checkpoint("best", 1, agent, score_function=lambda engine: engine.state.avg_reward)
-    latest = checkpoint("latest", 2, everything if hp.checkpoint_replay else agent)
+    latest = checkpoint("latest", 2, everything if options.checkpoint_replay else agent)
     solved = checkpoint("solved", 1, agent)
     if run.checkpoint:
         best_files = checkpoints_of(run.folder, "best").values()
@@ -187,7 +187,7 @@ def save_checkpoints(
             # A newer one than the one that was loaded is damaged, or its updates come again.
             count_present(handler, {file: n if n <= now else -1 for n, file in found.items()})
 
-    @engine.on(Events.ITERATION_COMPLETED(every=hp.checkpoint_every) | Events.COMPLETED)
+    @engine.on(Events.ITERATION_COMPLETED(every=options.checkpoint_every) | Events.COMPLETED)
     def save(engine: Engine) -> None:
         state = engine.state
         try:

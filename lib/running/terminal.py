@@ -19,12 +19,12 @@ class Terminal:
     """
 
     def __init__(self, run: Run) -> None:
-        self.hyperparams = run.hyperparams
+        self.options = run.options
         # From 0 to 1. tqdm's own rate would mix the phases, so it is not shown.
         layout = "{desc} |{bar}| {percentage:3.0f}%"
         self.bar = tqdm(total=1.0, bar_format=layout, leave=False, delay=0.1, disable=None)
         # Frames until training begins; 0 for a rung without a replay buffer.
-        self.initial: int = getattr(run.hyperparams, "replay_initial", 0)
+        self.initial: int = getattr(run.options, "replay_initial", 0)
         self.first_reward: float | None = None
         self.refreshed = 0.0
 
@@ -63,7 +63,7 @@ class Terminal:
         if self.bar.disable or now - self.refreshed < REFRESH_SECONDS:
             return
         self.refreshed = now
-        state, goal = engine.state, self.hyperparams.stop_reward
+        state, goal = engine.state, self.options.stop_reward
         status = f"{state.phase} {state.frames:,} frames, {_fps(state.fps)}"
         if state.phase == "filling":
             done = state.frames / self.initial if self.initial else 0.0
