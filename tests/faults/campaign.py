@@ -28,7 +28,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.report import markdown
-from lib.running.checkpoints import FOLDER, read_checkpoint
+from lib.running.checkpoints import FOLDER, KINDS, checkpoints_of, read_checkpoint
 from lib.running.machine import describe_machine
 
 ROOT = Path(__file__).parents[2]
@@ -149,11 +149,11 @@ def nothing_left(program: Program) -> Iterator[None]:
 def check_checkpoints(run: Path) -> int:
     """Load every checkpoint of a run; the updates of the latest."""
     updates = 0
-    for file in (run / FOLDER).glob("*.pt"):
-        iteration = read_checkpoint(file)["progress"]["iteration"]
-        assert file.stem.endswith(f"-{iteration}")
-        if file.stem.startswith("latest-"):  # the one that is resumed from
-            updates = max(updates, iteration)
+    for kind in KINDS:  # a file that was being written has another name
+        for iteration, file in checkpoints_of(run, kind).items():
+            assert read_checkpoint(file)["progress"]["iteration"] == iteration
+            if kind == "latest":  # the one that is resumed from
+                updates = max(updates, iteration)
     return updates
 
 
