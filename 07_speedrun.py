@@ -17,13 +17,12 @@ The book ends before this rung. What each idea bought: results/README.md.
 from collections.abc import Iterator
 
 import torch
-from ignite.engine import Engine, Events, State
-from ignite.handlers import EMAHandler
+from ignite.engine import Engine, State
 from torch.func import grad_and_value
 
 from lib.games.vector_env import StackedVectorEnv, ale_games
 from lib.learning.agents import Exploration, LinearSchedule, Maximum, Progress, ProgressSchedule
-from lib.learning.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, Weights
+from lib.learning.compiled_update import AveragedWeights, CapturedForward, CompiledUpdate, Weights
 from lib.learning.dqn_model import NormalizedDQN
 from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
@@ -41,10 +40,12 @@ def train(hp: Options, run: Run) -> State:
     envs = StackedVectorEnv(games, hp.stack, hp.seed, rows, actions)
 
     network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
-    net = MixedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
+    net = AveragedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
     rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
     progress = Progress()
     rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
+    averaging = ProgressSchedule(1.0, 1 / hp.averaged, progress)
+    epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress)
     epsilon = Maximum(
         LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
         ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),
@@ -53,7 +54,7 @@ def train(hp: Options, run: Run) -> State:
 
     @torch.no_grad()
     def best_values(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return net(net.compute, states).float().max(1)
+        return net(net.acting, states).float().max(1)
 
     def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
         return squared_error(net(weights, targets.states), targets.actions, targets.returns)
@@ -71,9 +72,10 @@ def train(hp: Options, run: Run) -> State:
             actions = explore(greedy, engine.state.frames)
             envs.send(actions)
             rollout.state_values(states, values)  # and compute returns, while the games are played
-            net.learning_rate.fill_(rate(engine.state.frames))
+            net.learning_rate.fill_(rate())
+            net.averaging.fill_(averaging())
             if rollout.complete:
-                updates_due += hp.epochs * hp.envs / hp.batch_size
+                updates_due += epochs() * hp.envs / hp.batch_size
             while updates_due >= 1:  # while the games are played
                 updates_due -= 1
                 yield
@@ -82,18 +84,14 @@ def train(hp: Options, run: Run) -> State:
             progress.add(*step.points)
             announce(engine, hp.envs, step.episodes, [(step.frames[0], step.episodes[0])])
 
-    best = CapturedForward(best_values, envs.states.shape, run.device)
+    best = CapturedForward(best_values, envs.states.shape, run.device, compiled=True)
     learn = CompiledUpdate(update, run.device, net, rollout.position)
     engine = Engine(lambda engine, _: learn())
-    # The agent after training: an exponential average of the weights of about 1,000 updates.
-    average = EMAHandler(network, momentum=0.1)
-    average.attach(engine, event=Events.ITERATION_COMPLETED(every=100))
-    saved = {"net": net, "average": average.ema_model, "buffer": rollout}
-    saved |= {"explore": explore, "points": progress}
-    attach_handlers(engine, run, epsilon, saved)
+    saved = {"net": net, "buffer": rollout, "explore": explore, "points": progress}
+    attach_handlers(engine, run, epsilon, saved, net.agent)
     state = engine.run(learn.ready_for(play()))
     if state.solved:
-        evaluate(average.ema_model, run)
+        evaluate(net.agent(), run)
     return state
 
 

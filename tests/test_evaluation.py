@@ -147,7 +147,8 @@ def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, option
 
     # The average of a speedrun is its trained agent.
     average = {name: weight / 2 for name, weight in network.state_dict().items()}
-    torch.save(kept | {"average": average}, tmp_path / "latest-2.pt")
+    both = {"weights": network.state_dict(), "average": average}
+    torch.save(kept | {"net": both}, tmp_path / "latest-2.pt")
     trained, _ = load_agent(read_checkpoint(tmp_path / "latest-2.pt"))
     assert all(torch.equal(trained.state_dict()[name], average[name]) for name in average)
 

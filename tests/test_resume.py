@@ -1,11 +1,11 @@
 """Resumed runs: which runs can be resumed, and with what."""
 
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from conftest import read_events, run_rung
+from conftest import SPEEDRUNS, read_events, run_rung
 
 from lib.devices import has_bfloat16_units
 from lib.running.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
@@ -123,26 +123,27 @@ def test_the_other_rungs_resume_too(script, flags, tmp_path):
     assert len(events.Scalars("outcome/frames")) == 1
 
 
-def test_the_average_of_a_speedrun_follows_its_weights_and_is_resumed(tmp_path):
-    def saved(number: int) -> dict[str, Any]:
-        return read_checkpoint(run / "checkpoints" / f"latest-{number}.pt")
-
-    flags = ("--rollout", "20", "--envs", "2", "--batch-size", "4", "--checkpoint-every", "100")
-    assert run_rung("07_speedrun", tmp_path, *flags, "--max-frames", "280").returncode == 0
+@pytest.mark.parametrize("script", SPEEDRUNS)
+def test_the_average_of_a_speedrun_is_resumed(script, tmp_path):
+    flags = ("--rollout", "20", "--envs", "2", "--batch-size", "4", "--max-frames", "280")
+    assert run_rung(script, tmp_path, *flags).returncode == 0
     (run,) = tmp_path.iterdir()
-    before = saved(200)["average"]
-    result = run_rung("07_speedrun", tmp_path, "--resume", str(run), "--max-frames", "400")
+    kept = read_checkpoint(find_checkpoint(run, "latest"))["net"]
+    assert kept["average"].keys() == kept["weights"].keys()
+    result = run_rung(script, tmp_path, "--resume", str(run), "--max-frames", "281")
     assert result.returncode == 0, result.stderr
-    after, weights = saved(300)["average"], saved(300)["net"]["weights"]
-    assert before.keys() == after.keys() == weights.keys()
-    for name, average in after.items():
-        torch.testing.assert_close(average, 0.9 * before[name] + 0.1 * weights[name])
+    resumed = read_checkpoint(find_checkpoint(run, "latest"))["net"]  # it made no update
+    for name, average in kept["average"].items():
+        assert torch.equal(resumed["average"][name], average)
 
-    newest = find_checkpoint(run, "latest")
+
+def test_what_a_checkpoint_lacks_is_told_in_one_line(run, tmp_path):
+    older = shutil.copytree(run, tmp_path / "older")
+    newest = find_checkpoint(older, "latest")
     kept = read_checkpoint(newest)
     newest.unlink()  # it is mapped
-    torch.save({name: kept[name] for name in kept if name != "average"}, newest)
-    result = run_rung("07_speedrun", tmp_path, "--resume", str(run), "--max-frames", "500")
-    assert result.returncode != 0
-    assert "has no average: an earlier version saved it" in result.stderr
+    torch.save({name: kept[name] for name in kept if name != "agent"}, newest)
+    result = run_rung("01_baseline", tmp_path, "--resume", str(older), "--max-frames", "1000")
+    assert result.returncode == 1
+    assert "has no agent: an earlier version saved it" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr

@@ -29,7 +29,7 @@ NO_BUFFER = ("--rollout", "100", "--batch-size", "4", "--epochs", "1")
 def test_trains_and_leaves_its_record(script, tmp_path):
     frames = 2_700 if "n_env" in script else 1_100  # three games take three times as long
     flags = ["--max-frames", str(frames), "--seed", "5", "--stop-reward", "100"]
-    flags += ["--envs", "1"] if script in BEYOND else []
+    flags += ["--envs", "2" if script == "10_many_learners" else "1"] if script in BEYOND else []
     flags += NO_BUFFER if script in SPEEDRUNS else QUICK
     result = run_rung(script, tmp_path, *flags)
     assert result.returncode == 0, result.stderr
@@ -169,6 +169,9 @@ BAD = [
     ("07_speedrun", ("--epsilon-final", "0")),
     ("07_speedrun", ("--adam-epsilon", "0")),
     ("08_recompiled_pong", ("--epsilon-final", "0")),
+    ("10_many_learners", ("--learners", "3")),
+    ("10_many_learners", ("--learners", "65")),
+    ("10_many_learners", ("--env", "BreakoutNoFrameskip-v4")),
     ("09_many_machines", ("--replay-size", "100000", "--envs", "256", "--message-steps", "400")),
 ]
 
@@ -277,7 +280,7 @@ def test_what_the_gpu_ran_into_is_one_line(place, error, told, tmp_path):
 def start(script: str, folder: Path, *flags: str) -> subprocess.Popen:
     """Start a rung in a session of its own and wait until it trains."""
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder), *QUICK, *flags],
+        [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder), *(flags or QUICK)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -63,20 +63,28 @@ class ProgressSchedule:
     A schedule by frames suits one seed and starves another, which learns to score later.
 
     Args:
-        start: the value up to the first of ``SHARES``.
-        final: the value from the second of ``SHARES`` on; more than 0, as it is reached by factors.
+        start: the value until the agent wins the share ``begin``.
+        final: the value from the share ``end`` on; more than 0, as it is reached by factors.
         progress: of the agent.
+        begin: 0.3 of the points: games end 9:21.
+        end: 0.9 of the points: games end 21:2.
     """
 
-    SHARES = 0.3, 0.9  # of points won: games end 9:21 and 21:2
-
-    def __init__(self, start: float, final: float, progress: Progress) -> None:
+    def __init__(
+        self,
+        start: float,
+        final: float,
+        progress: Progress,
+        begin: float = 0.3,
+        end: float = 0.9,
+    ) -> None:
         self.start, self.final, self.progress = start, final, progress
+        self.begin, self.end = begin, end
 
-    def __call__(self, frame: int) -> float:
+    def __call__(self, frame: int = 0) -> float:
         """The value now, whatever the frame."""
-        begin, end = self.SHARES
-        fallen = min(max((self.progress.share - begin) / (end - begin), 0.0), 1.0)
+        fallen = (self.progress.share - self.begin) / (self.end - self.begin)
+        fallen = min(max(fallen, 0.0), 1.0)
         return self.start ** (1 - fallen) * self.final**fallen
 
 

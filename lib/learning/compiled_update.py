@@ -5,6 +5,7 @@ whole update. It turns conversions, activations and all of Adam into loops that 
 memory once.
 """
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
@@ -137,6 +138,63 @@ class MixedWeights:
             self.compute[name].copy_(weight)
 
 
+class AveragedWeights(MixedWeights):
+    """Weights whose moving average plays: the agent acts with it, and is kept.
+
+    Single updates change single decisions. Their average is a steadier agent than the last weights,
+    and what it wins in training, it wins afterwards.
+
+    Args:
+        network, dtype, learning_rate, epsilon, exact: as of ``MixedWeights``.
+
+    Attributes:
+        averaging: how far an update moves the average to the weights: 1 for all the way. A tensor.
+        acting: copies of the average, to choose actions with.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        dtype: torch.dtype,
+        learning_rate: float,
+        epsilon: float = 1e-8,
+        exact: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(network, dtype, learning_rate, epsilon, exact)
+        self.averaging = torch.ones_like(self.learning_rate)
+        self.average = {name: w.detach().clone() for name, w in self.weights.items()}
+        self.acting = {name: w.clone() for name, w in self.compute.items()}
+
+    @property
+    def changing(self) -> list[torch.Tensor]:
+        """As of ``MixedWeights``."""
+        return [*super().changing, *self.acting.values(), self.averaging]
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Weights]) -> None:
+        """As of ``MixedWeights``."""
+        super().load_state_dict(state)
+        for name, weight in self.average.items():
+            self.acting[name].copy_(weight)
+
+    def _parts(self) -> dict[str, Weights]:
+        return super()._parts() | {"average": self.average}
+
+    @torch.no_grad()
+    def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+        """Make a step of Adam, move the average, and refresh the copies of both."""
+        super().adam(gradients, betas)
+        for name, weight in self.weights.items():
+            self.average[name].lerp_(weight, self.averaging)
+            self.acting[name].copy_(self.average[name])
+
+    def agent(self) -> nn.Module:
+        """A network with the average of the weights now."""
+        agent = copy.deepcopy(self.network)
+        agent.load_state_dict(self.average)
+        return agent
+
+
 def captured(function: Callable[[], Result]) -> Callable[[], Result]:
     """Capture the function as one CUDA graph, which launches all its kernels with a single call.
 
@@ -178,6 +236,7 @@ class CapturedForward:
         function: maps states, uint8 (n, stack, height, width), to a tensor or several, (n, ...).
         states_shape: shape of the largest input.
         device: where it computes.
+        compiled: compile it on the CPU, for inputs that all have the same shape.
     """
 
     def __init__(
@@ -185,15 +244,20 @@ class CapturedForward:
         function: Callable[[torch.Tensor], Any],
         states_shape: tuple[int, ...],
         device: torch.device,
+        compiled: bool = False,
     ) -> None:
         self._function, self._device = function, device
         self._shape = states_shape
-        self._call = None if is_asynchronous(device) else function
+        compiled = compiled and compiles(device)
+        self._call = None if compiled or is_asynchronous(device) else function
 
     def __call__(self, states: torch.Tensor) -> Any:
         """The function's result; on the GPU the next call overwrites it."""
         if self._call is None:
-            self._call = self._capture(states)
+            if is_asynchronous(self._device):
+                self._call = self._capture(states)
+            else:
+                self._call = compiled_now("the choice of actions", self._function, states)
         return self._call(states)
 
     def _capture(self, states: torch.Tensor) -> Callable[[torch.Tensor], Any]:
@@ -214,6 +278,35 @@ class CapturedForward:
             leave_out("the CUDA graph that chooses actions", fault)
             return self._function
         return call
+
+
+def compiled_now(
+    name: str, function: Callable[..., Result], *arguments: torch.Tensor
+) -> Callable[..., Result]:
+    """Compile a function by calling it; if that fails, say so and return it uncompiled.
+
+    Args:
+        name: what to call it in the terminal.
+        function: what to compile; it is called once.
+        arguments: to call it with.
+    """
+    from torch._dynamo.exc import ShortenTraceback  # the compiler's own errors; a slow import
+
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its cache")  # set by the compiler
+    say(f"compiling {name}: up to a minute, or seconds if {cache} has it already")
+    begin = perf_counter()
+    compiled = torch.compile(function, fullgraph=True)
+    try:
+        compiled(*arguments)
+    except ShortenTraceback as error:
+        say(
+            f"{name} cannot be compiled, so it is slower (compiling needs g++, clang or cl, "
+            f"and Python's headers): {first_line(error)}"
+        )
+        function(*arguments)
+        return function
+    say(f"compiled {name} in {perf_counter() - begin:.1f} seconds")
+    return compiled
 
 
 class CompiledUpdate:
@@ -253,7 +346,7 @@ class CompiledUpdate:
         for _ in turns:
             if not ready:
                 if self._on_cpu:
-                    self._compile()
+                    self._call = compiled_now("the update", self._update)
                 elif self._net and is_asynchronous(self._device):
                     self._call = self._fastest(self._net)
                 ready = True
@@ -266,25 +359,6 @@ class CompiledUpdate:
             "the CUDA graph of the update": captured,
         }
         return fastest_update(self._update, self._device, net, self._others, ways)
-
-    def _compile(self) -> None:
-        """Compile by making the first update; if that fails, say so and run uncompiled."""
-        from torch._dynamo.exc import ShortenTraceback  # the compiler's own errors; a slow import
-
-        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its cache")  # set by the compiler
-        say(f"compiling the update: up to a minute, or seconds if {cache} has it already")
-        begin = perf_counter()
-        try:
-            self._call()
-        except ShortenTraceback as error:
-            say(
-                "the update cannot be compiled, so it is slower (compiling needs g++, clang or cl, "
-                f"and Python's headers): {first_line(error)}"
-            )
-            self._call = self._update
-            self._call()
-        else:
-            say(f"compiled the update in {perf_counter() - begin:.1f} seconds")
 
     def __call__(self) -> torch.Tensor:
         """Make an update; returns the loss, on its device."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import conv2d, pixel_unshuffle
+from torch.nn.functional import avg_pool2d
 
 
 class DQN(nn.Module):
@@ -75,35 +75,15 @@ class DQN(nn.Module):
         return frames.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
 
 
-class BlockConv2d(nn.Conv2d):
-    """A convolution of uint8 frames, computed on blocks of pixels: the same values, in less time.
-
-    A kernel of 8x8 pixels that moves by 4 covers 2x2 whole blocks of 4x4 pixels. With the pixels
-    of a block as channels, it is a kernel of 2x2 that moves by 1. Libraries are fast with 32
-    channels, and slow with the 2 of stacked frames. The weights keep their usual shape.
-
-    The width of the frames must be a multiple of the stride, and the kernel, too. The stride is 4:
-    then 4 pixels move as one 32-bit number.
-    """
-
-    def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        """Convolve uint8 frames, (batch, stack, height, width), as numbers of 0 to 1."""
-        size = self.stride[0]
-        rows = frames.shape[2] // size * size  # no kernel reaches the others
-        packed = frames[:, :, :rows].view(torch.int32)  # (batch, stack, rows, blocks)
-        packed = packed.unflatten(2, (-1, size)).permute(0, 2, 4, 1, 3).contiguous()
-        # (batch, stack * 16, rows of blocks, blocks), channels-last
-        pixels = packed.view(torch.uint8).flatten(3).permute(0, 3, 1, 2)
-        kernel = pixel_unshuffle(self.weight, size).contiguous(memory_format=torch.channels_last)
-        return conv2d(pixels.to(kernel.dtype).mul_(1 / 255), kernel, self.bias)
-
-
 class NormalizedDQN(DQN):
-    """A smaller dueling Q-network with a normalised hidden layer; it needs no target network.
+    """A small dueling Q-network with a normalised hidden layer; it needs no target network.
 
     Source: Gallici et al., arXiv:2407.04811, for the normalisation (Ba et al., arXiv:1607.06450);
     Wang et al., arXiv:1511.06581, for the dueling heads: the value of a state and the
     advantages of its actions, so what is learned of one action helps all actions.
+
+    It sees means of 2x2 pixels. So its first kernel covers the same 8x8 pixels, and moves by the
+    same 4, with a quarter of the weights and operations.
 
     Args:
         input_shape: shape of one observation, (stack, height, width).
@@ -111,9 +91,10 @@ class NormalizedDQN(DQN):
     """
 
     def __init__(self, input_shape: tuple[int, int, int], n_actions: int) -> None:
-        super().__init__(input_shape, 1 + n_actions, channels=(32, 32, 32), hidden=256)
+        super().__init__(input_shape, 1 + n_actions, channels=(16, 16, 16), hidden=256)
         self.arguments = {"input_shape": tuple(input_shape), "n_actions": int(n_actions)}
-        self.conv[0] = BlockConv2d(input_shape[0], 32, kernel_size=8, stride=4)
+        self.conv[0] = nn.Conv2d(input_shape[0], 16, kernel_size=4, stride=2)
+        self.conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.fc.insert(1, nn.LayerNorm(256))
         for name, parameter in (*self.conv.named_parameters(), *self.fc[0].named_parameters()):
             if name.endswith("weight"):
@@ -127,10 +108,19 @@ class NormalizedDQN(DQN):
         The values of Pong's actions often differ by less than bfloat16 can show. So the last layer
         may have more precision than the others.
         """
-        hidden = self.fc[:-1](self.conv(frames))
+        hidden = self.fc[:-1](self.conv(self.pixels(frames)))
         heads = self.fc[-1](hidden.to(self.fc[-1].weight.dtype))
         value, advantages = heads[:, :1], heads[:, 1:]
         return value + advantages - advantages.mean(1, keepdim=True)
+
+    def pixels(self, frames: torch.Tensor) -> torch.Tensor:
+        """The means of 2x2 pixels, -1 to 1: how much brighter they are than the whole state.
+
+        Most pixels are background. Without this it would move the sums of all units alike, and
+        sometimes so far that a whole layer is never active again.
+        """
+        pixels = avg_pool2d(super().pixels(frames), 2)
+        return pixels - pixels.mean((1, 2, 3), keepdim=True)
 
 
 NETWORKS: dict[str, type[DQN]] = {network.__name__: network for network in (DQN, NormalizedDQN)}

@@ -13,7 +13,6 @@ import gc
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import parent_process
@@ -32,7 +31,7 @@ from lib.games.experience import Transition
 from lib.gpu_checks import leave_out
 from lib.running.machine import prepare_torch
 from lib.running.options import PlayerOptions
-from lib.running.run import Failure, describe_device_error
+from lib.running.run import Failure, describe_error
 from lib.transfer import is_asynchronous
 
 WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop
@@ -286,10 +285,7 @@ def _run_player(
         pass  # the trainer has ended
     except Exception as error:
         exit_code = 1
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        told = describe_device_error(error) or " ".join(str(error).split())
-        at = f"{Path(place.filename).name}, line {place.lineno}"
-        message = f"{type(error).__name__}: {told} ({at})"
+        message = describe_error(error)
         pipe.send(Refused(message) if shares_gpu and not opened else message)
     if shares_gpu:
         args = ()

@@ -215,13 +215,13 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Recipe]:
             "saved it, so play it with that version"
         )
     told = settings["network"]
-    weights = checkpoint.get("average", checkpoint.get("net", {}))
+    weights = checkpoint.get("net", {})
     try:
         recipe = Recipe(**settings["recipe"])
         check_env_id(recipe.env)
         network = NETWORKS[told["class"]](**told["arguments"])
-        # Weights in two precisions: take the float32 ones, without Adam's averages.
-        network.load_state_dict(weights.get("weights", weights))
+        # Of 06 to 08: the averaged weights, or those in float32, without the moments of Adam.
+        network.load_state_dict(weights.get("average", weights.get("weights", weights)))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(f"the agent of {settings['script']} cannot play: {reason}") from None

@@ -28,13 +28,16 @@ class PlayEvents(EventEnum):
     FILLING = "filling"  # once every 1,000 frames until training begins
     TRAINING_BEGINS = "training_begins"  # before the first update
     EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
-    SOLVED = "solved"  # avg_reward reached --stop-reward
+    REACHED = "reached"  # avg_reward reached --stop-reward for the first time
+    TRIED = "tried"  # the agent that would be saved has played its trial
+    SOLVED = "solved"  # avg_reward is there, and the agent passed its trial, if it has one
 
 
 # The attribute in which ignite counts an event; it is the x-axis of the curves.
 COUNTERS = {
     PlayEvents.FRAMES_PLAYED: "frames",
     PlayEvents.FILLING: "frames",
+    PlayEvents.TRIED: "frames",
     PlayEvents.EPISODE_COMPLETED: "episodes",
 }
 

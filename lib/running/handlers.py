@@ -3,7 +3,9 @@
 The handlers keep their figures in the engine's state, beside those of ``lib.running.events``:
 
     avg_reward     smoothed exponentially, from the first episode on
-    solved         whether avg_reward reached --stop-reward
+    reached        the frames and minutes after which avg_reward reached --stop-reward
+    trial          the last trial of the agent that would be saved, in rungs that have one
+    solved         whether avg_reward reached --stop-reward, and the agent passed its trial
     time_passed    seconds since the first environment step
     phase          "filling" (the replay buffer), then "training"
     fps, avg_fps   frames per second: recent, and over the whole phase
@@ -11,6 +13,7 @@ The handlers keep their figures in the engine's state, beside those of ``lib.run
 
 import math
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from ignite.engine import Engine, Events
@@ -18,19 +21,27 @@ from ignite.handlers import TensorboardLogger, Timer
 from ignite.metrics import RunningAverage
 from ignite.metrics.metric import MetricUsage
 
-from lib.learning.agents import Schedule
+from lib.learning.agents import QFunction, Schedule
 from lib.running.events import COUNTERS, PlayEvents
 from lib.running.pictures import log_pictures
 from lib.running.run import Failure, Run, end_on_signals
 from lib.running.saving import save_checkpoints
 from lib.running.terminal import Terminal
+from lib.running.trial import try_agent
 
 FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
 ALPHA = 0.98  # of the smoothed reward and loss
+TRY_EVERY = 25  # episodes between trials of the agent
 
 
-def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, saved: dict[str, Any]) -> None:
+def attach_handlers(
+    engine: Engine,
+    run: Run,
+    epsilon: Schedule,
+    saved: dict[str, Any],
+    make_agent: Callable[[], QFunction] | None = None,
+) -> None:
     """Attach everything that a rung needs around its updates.
 
     The engine's process function returns the loss as a detached tensor, which stays on its
@@ -42,11 +53,20 @@ def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, saved: dict[str
         epsilon: the schedule, by frame.
         saved: what checkpoints store besides the counters; each has ``state_dict`` and
             ``load_state_dict``. If the run is resumed, they are loaded here.
+        make_agent: gives the agent that would be saved now, which then has to win games before
+            training ends, see ``lib.running.trial``; None: avg_reward alone decides.
     """
     engine.logger.disabled = True  # lib.running.run reports a failure, once
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
 
-    track_reward(engine, run.options.stop_reward)
+    def passes() -> bool:
+        if make_agent is None:
+            return True
+        engine.state.trial = try_agent(make_agent(), engine, run)
+        engine.fire_event(PlayEvents.TRIED)
+        return engine.state.trial.passed
+
+    track_reward(engine, run.options.stop_reward, passes)
     speed = Speed(engine)
     average = track_loss(engine, run)
     stop_at(engine, run.options.max_frames)
@@ -62,21 +82,38 @@ def attach_handlers(engine: Engine, run: Run, epsilon: Schedule, saved: dict[str
     watch_other_programs(engine, run, terminal)
 
 
-def track_reward(engine: Engine, bound: float) -> None:
-    """Smooth the reward exponentially, from the first episode on; stop at the bound."""
-    engine.state.episode = None
-    engine.state.avg_reward = math.nan
-    engine.state.solved = False  # games that end in the step that solved it change nothing
+def track_reward(engine: Engine, bound: float, passes: Callable[[], bool]) -> None:
+    """Smooth the reward exponentially, from the first episode on; stop when the game is solved.
+
+    Args:
+        engine: stops.
+        bound: of avg_reward.
+        passes: is asked when avg_reward has reached the bound, and again after some episodes:
+            whether the game is solved.
+    """
+    state = engine.state
+    state.episode = None
+    state.avg_reward = math.nan
+    state.reached = {"frames": math.nan, "minutes": math.nan}
+    state.solved = False  # games that end in the step that solved it change nothing
+    next_trial = 0
 
     @engine.on(PlayEvents.EPISODE_COMPLETED)
     def smooth(engine: Engine) -> None:
-        state = engine.state
+        nonlocal next_trial
         if state.episodes == 1:
             state.avg_reward = state.episode.reward
         else:
             state.avg_reward = ALPHA * state.avg_reward + (1 - ALPHA) * state.episode.reward
-        if state.avg_reward >= bound:
-            engine.fire_event(PlayEvents.SOLVED)
+        if state.avg_reward < bound or state.solved:
+            return
+        if math.isnan(state.reached["frames"]):
+            state.reached = {"frames": state.frames, "minutes": state.time_passed / 60}
+            engine.fire_event(PlayEvents.REACHED)
+        if state.episodes >= next_trial:
+            next_trial = state.episodes + TRY_EVERY
+            if passes():
+                engine.fire_event(PlayEvents.SOLVED)
 
     @engine.on(PlayEvents.SOLVED)
     def stop(engine: Engine) -> None:
@@ -261,6 +298,12 @@ def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Sched
             "epsilon": epsilon(state.frames),
         }
 
+    logger.attach_output_handler(
+        engine,
+        PlayEvents.TRIED,
+        tag="trial",
+        output_transform=lambda _: {"won": state.trial.won, "mean": state.trial.mean},
+    )
     logger.attach_output_handler(
         engine,
         PlayEvents.FILLING,

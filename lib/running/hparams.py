@@ -14,6 +14,7 @@ from torch.utils.tensorboard.summary import hparams
 # differ, in alphabetical order.
 FIRST = ["script", "seed", "stop_reward", "threads", "torch"]
 OUTCOME = ["fps", "minutes", "avg_reward", "solved", "frames", "updates", "episodes", "seconds"]
+OUTCOME += ["reached_frames", "reached_minutes"]
 # Settings that only some rungs have; a test says which are missing here.
 NUMBERS = [
     "replay_size",
@@ -34,6 +35,9 @@ NUMBERS = [
     "learning_rate_final",
     "adam_epsilon",
     "epochs",
+    "epochs_final",
+    "averaged",
+    "trial_games",
     "trace",
     "epsilon_floor",
     "players",

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -63,7 +64,7 @@ class Run(Generic[Options]):
         """Write the outcome to TensorBoard: training has ended."""
         self.outcome = describe_outcome(state)
         for name, value in self.outcome.items():
-            if math.isfinite(value):  # avg_reward is not, before the first episode
+            if math.isfinite(value):  # avg_reward is not, before the first episode, for example
                 self.tensorboard.writer.add_scalar(f"outcome/{name}", value)
         *_, end = summarize({})
         self.tensorboard.writer.file_writer.add_summary(end)
@@ -181,6 +182,13 @@ def describe_device_error(error: Exception) -> str | None:
     return lines[0] if told else None
 
 
+def describe_error(error: Exception) -> str:
+    """An error of another process in one line, with its place."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    told = describe_device_error(error) or " ".join(str(error).split())
+    return f"{type(error).__name__}: {told} ({Path(place.filename).name}, line {place.lineno})"
+
+
 def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
     """Stay silent about OSError: TensorBoard raises it again in the loop, see ``launch``."""
     if not isinstance(args.exc_value, OSError):
@@ -249,6 +257,7 @@ def describe_outcome(state: State) -> dict[str, float]:
         "fps": state.avg_fps,
         "avg_reward": state.avg_reward,
         "solved": float(state.solved),
+        **{f"reached_{name}": value for name, value in state.reached.items()},
     }
 
 

@@ -61,6 +61,7 @@ class Progress:
     """The progress of a run, for a checkpoint: the engine's counters and the curves."""
 
     COUNTERS = ("iteration", "frames", "episodes", "avg_reward", "update_due")
+    SINCE = ("reached",)  # not in checkpoints of earlier versions
 
     def __init__(self, engine: Engine, run: Run) -> None:
         self.engine, self.run = engine, run
@@ -73,7 +74,7 @@ class Progress:
             with file.open("rb+") as events:
                 os.fsync(events.fileno())
         return {
-            **{name: getattr(self.engine.state, name) for name in self.COUNTERS},
+            **{name: getattr(self.engine.state, name) for name in (*self.COUNTERS, *self.SINCE)},
             "random": torch.get_rng_state(),
             "device_random": self._device_random(),
             "events": {file.name: file.stat().st_size for file in files},
@@ -83,6 +84,8 @@ class Progress:
         """Set the counters; ``lib.running.run.open_folder`` has cut the event files."""
         for name in self.COUNTERS:
             setattr(self.engine.state, name, state[name])
+        for name in self.SINCE:
+            setattr(self.engine.state, name, state.get(name, getattr(self.engine.state, name)))
         torch.set_rng_state(state["random"])
         if state.get("device_random") is not None:
             torch.get_device_module(self.run.device).set_rng_state(state["device_random"])

@@ -32,6 +32,8 @@ class Terminal:
         """Listen to the engine."""
         engine.add_event_handler(PlayEvents.TRAINING_BEGINS, self.training_begins)
         engine.add_event_handler(PlayEvents.EPISODE_COMPLETED, self.episode_completed)
+        engine.add_event_handler(PlayEvents.REACHED, self.reached)
+        engine.add_event_handler(PlayEvents.TRIED, self.tried)
         engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
         engine.add_event_handler(Events.COMPLETED, self.close)
         engine.add_event_handler(Events.EXCEPTION_RAISED, self.fail)
@@ -55,6 +57,22 @@ class Terminal:
             f"avg_reward {state.avg_reward:6.2f}  steps {state.episode.steps:5,}  "
             f"frames {state.frames:9,}  {state.phase} {_fps(state.fps):>9}  "
             f"{_clock(state.time_passed)}"
+        )
+
+    def reached(self, engine: Engine) -> None:
+        """Say when avg_reward reached the goal for the first time."""
+        self.say(
+            f"avg_reward {self.options.stop_reward:g} after {engine.state.frames:,} frames and "
+            f"{engine.state.time_passed:,.0f} seconds"
+        )
+
+    def tried(self, engine: Engine) -> None:
+        """Say what the agent that would be saved made of its games."""
+        trial = engine.state.trial
+        end = "" if trial.passed else "; training goes on"
+        self.say(
+            f"the agent, no longer learning, won {trial.won} and lost {trial.lost} of {trial.games}"
+            f" new games, mean {trial.mean:.1f}{end}"
         )
 
     def frames_played(self, engine: Engine) -> None:

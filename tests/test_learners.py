@@ -1,0 +1,140 @@
+"""Several learners: their arithmetic, their processes, and how they end."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from conftest import read_events, run_rung
+from test_rungs import children, is_player, start, wait_until_gone
+from torch import multiprocessing
+from torch.func import grad_and_value
+
+from lib.learning.compiled_update import MixedWeights
+from lib.learning.dqn_model import DQN
+from lib.players.learners import Learners
+from lib.running.flags import parse
+from lib.running.options import LearnersOptions
+
+SMALL = ("--rollout", "32", "--envs", "4", "--batch-size", "8", "--learners", "2")
+SCRIPT = "10_many_learners"
+
+
+def together(count: int, act) -> list:
+    """What ``act`` gives for each of so many learners, which run in threads of this process."""
+    context = multiprocessing.get_context("spawn")
+    pipes: list[dict] = [{} for _ in range(count)]
+    for one in range(count):
+        for other in range(one):
+            pipes[one][other], pipes[other][one] = context.Pipe()
+    results: list = [None] * count
+
+    def run(rank: int) -> None:
+        results[rank] = act(Learners(rank, pipes[rank]))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_mean_is_that_of_the_whole_batch_and_the_same_for_all(count):
+    torch.manual_seed(0)
+    network = DQN((2, 65, 84), 3, (4, 4, 4), 8)
+    net = MixedWeights(network, torch.float32, 1e-3)
+    states = torch.randint(0, 256, (12, 2, 65, 84), dtype=torch.uint8)
+
+    def gradients(states: torch.Tensor) -> torch.Tensor:
+        found, _ = grad_and_value(lambda weights: net(weights, states).square().mean())(net.compute)
+        return torch.cat([gradient.flatten() for gradient in found.values()])
+
+    parts = [gradients(part) for part in states.chunk(count)]
+
+    def act(learners: Learners) -> list[torch.Tensor]:
+        # Several exchanges: nobody may read what belongs to the next one.
+        return [learners.exchange([parts[learners.rank] * turn]) for turn in (1, 2, 3)]
+
+    results = together(count, act)
+    for turn, means in enumerate(zip(*results, strict=True), start=1):
+        assert all(torch.equal(mean, means[0]) for mean in means)
+        torch.testing.assert_close(means[0], turn * gradients(states), rtol=1e-3, atol=1e-5)
+
+
+def test_messages_come_by_rank_and_the_first_learner_decides():
+    results = together(3, lambda learners: learners.gather(10 * learners.rank))
+    assert results == [[0, 10, 20]] * 3
+    results = together(3, lambda learners: learners.told_by_first(learners.rank + 5))
+    assert results == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("cores", "flags", "learners"),
+    [
+        (1, [], 1),
+        (2, [], 2),
+        (8, [], 4),
+        (64, [], 4),
+        (3, [], 2),
+        (8, ["--envs", "2"], 2),
+        (2, ["--learners", "8"], 8),
+    ],
+)
+def test_one_learner_per_core_unless_told_otherwise(cores, flags, learners, monkeypatch, tmp_path):
+    monkeypatch.setattr("lib.running.options.cores", lambda: cores)
+    options = parse(LearnersOptions, "", [*flags, "--run-dir", str(tmp_path)])
+    assert options.learners == learners
+
+
+def test_two_learners_repeat_and_play_different_games(tmp_path):
+    flags = (*SMALL, "--seed", "5", "--max-frames", "2000", "--checkpoint-every", "0")
+    losses = []
+    for place in ("first", "second"):
+        result = run_rung(SCRIPT, tmp_path / place, *flags)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.count("compiling the update") == 1  # the others are silent
+        events = read_events(tmp_path / place)
+        losses.append([point.value for point in events.Scalars("train/loss")])
+        assert events.Scalars("outcome/frames")[0].value == 2_000
+    assert losses[0] == losses[1]
+    one = run_rung(SCRIPT, tmp_path / "one", *flags, "--learners", "1")
+    assert one.returncode == 0, one.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_the_death_of_a_learner_ends_the_run_in_one_line(number, tmp_path):
+    process = start(SCRIPT, tmp_path, *SMALL)
+    (other,) = filter(is_player, children(process))
+    os.kill(other, number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert err.strip() == f"{SCRIPT}: failed: learner 1 was killed by {number.name}"
+
+
+def test_the_death_of_the_first_learner_leaves_no_process(tmp_path):
+    process = start(SCRIPT, tmp_path, *SMALL)
+    below = children(process)
+    assert any(map(is_player, below))
+    process.kill()
+    process.communicate(timeout=30)
+    assert wait_until_gone(below) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_complete_and_can_be_resumed(number, tmp_path):
+    process = start(SCRIPT, tmp_path, *SMALL)
+    below = children(process)
+    os.killpg(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (128 + number, "")
+    assert "interrupted after" in out
+    assert wait_until_gone(below) == []
+    (run,) = tmp_path.iterdir()
+    frames = int(read_events(tmp_path).Scalars("outcome/frames")[0].value)
+    limit = ("--max-frames", str(frames + 500))
+    result = run_rung(SCRIPT, tmp_path, "--resume", str(run), *limit)
+    assert result.returncode == 0, result.stderr
+    assert f"frame limit reached after {frames + 500:,} frames" in result.stdout
