@@ -89,21 +89,6 @@ def test_one_learner_per_core_unless_told_otherwise(cores, flags, learners, monk
     assert options.learners == learners
 
 
-def test_two_learners_repeat_and_play_different_games(tmp_path):
-    flags = (*SMALL, "--seed", "5", "--max-frames", "2000", "--checkpoint-every", "0")
-    losses = []
-    for place in ("first", "second"):
-        result = run_rung(SCRIPT, tmp_path / place, *flags)
-        assert result.returncode == 0, result.stderr
-        assert result.stdout.count("compiling the update") == 1  # the others are silent
-        events = read_events(tmp_path / place)
-        losses.append([point.value for point in events.Scalars("train/loss")])
-        assert events.Scalars("outcome/frames")[0].value == 2_000
-    assert losses[0] == losses[1]
-    one = run_rung(SCRIPT, tmp_path / "one", *flags, "--learners", "1")
-    assert one.returncode == 0, one.stderr
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_the_death_of_a_learner_ends_the_run_in_one_line(number, tmp_path):
     process = start(SCRIPT, tmp_path, *SMALL)

@@ -12,6 +12,7 @@ learner dies, the others read the end of their pipes at once.
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from ignite.engine import Engine, Events, State
 from torch import multiprocessing
+from tqdm import tqdm
 
 from lib.games.device_games import DeviceStep
 from lib.games.experience import Episode
@@ -240,14 +242,13 @@ def other_learners(train: Train, hp: LearnersOptions, run: Run) -> Iterator[dict
 
 def how_it_ended(others: dict[int, Other]) -> str:
     """Why a learner is gone, in one line: its own word, or how its process ended."""
-    processes = [other.process for other in others.values()]
-    wait([process.sentinel for process in processes], EXIT_SECONDS)
+    wait([other.process.sentinel for other in others.values()], EXIT_SECONDS)
     for rank, other in others.items():
         if other.complaint.poll():
             with suppress(EOFError):  # it ended without a word
                 return f"learner {rank} failed: {other.complaint.recv()}"
     for rank, other in others.items():
-        other.process.join(0)
+        other.process.join(EXIT_SECONDS)  # without its pipes it ends, too
         code = other.process.exitcode
         if code:
             ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended: {code}"
@@ -267,6 +268,7 @@ def _follow(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they reach all; the first learner decides
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115, the first learner says it
+    tqdm.set_lock(threading.RLock())  # its own would outlive a learner that is killed
     prepare_torch(hp.seed)
     torch.set_num_threads(hp.torch_threads)
     exit_code = 0

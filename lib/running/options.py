@@ -360,7 +360,7 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     epochs: float = option(
         4.0, "how often each frame is learned from, on average, at the start", 0.01, 64
     )
-    epochs_final: float = option(4.0, "the same at the end", 0.01, 64)
+    epochs_final: float = option(2.0, "the same at the end", 0.01, 64)
     averaged: int = option(
         1_000, "updates over which the weights of the agent are averaged at the end", 1, 10**6
     )
