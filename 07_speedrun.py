@@ -5,11 +5,14 @@ network learns from the last rollout of 16 games, while C++ threads play the nex
 are Q(lambda) returns over up to 128 steps, longer than most points. They are computed once per
 rollout, from values that the choice of actions gives anyway. So an update is one forward and one
 backward pass. It is compiled, and in bfloat16 except for the last layer. Each frame is learned from
-four times, in many small updates. The learning rate and the last part of epsilon fall as the agent
-wins a larger share of its points. The network has a sixth of the weights, a normalised hidden layer
-and dueling heads. It sees two stacked frames, only the part between the walls. It plays the three
-of Pong's six actions that differ. The trained agent has averaged weights: training does not use
-them, and the last ones are sometimes poor. On a CPU, half of the cores learn and half play.
+four times, in many small updates. As the agent wins a larger share of its points, the learning
+rate, the last part of epsilon, and the number of updates fall. The network has a fourteenth of the
+weights, a normalised hidden layer and dueling heads. It sees two stacked frames at half the
+resolution, only the part between the walls. It plays the three of Pong's six actions that differ.
+
+The agent acts with a moving average of the weights, which moves the slower the better it plays.
+Training ends when this average, no longer learning, wins 64 of 64 games. On a CPU, half of the
+cores learn and half play.
 
 The book ends before this rung. What each idea bought: results/README.md.
 """
