@@ -1,13 +1,18 @@
 """Watch a trained agent: it plays whole games, and prints each score.
 
+    python play.py
     python play.py runs/07_speedrun-pong-seed0-2026-11-21T10-00-00
     python play.py RUN_DIR --episodes 1 --video pong.mp4
     python play.py RUN_DIR --render
 
 RUN_DIR is a checkpoint, or the folder of a run. From a folder, play.py takes the solved checkpoint,
-else the best one, else the latest. The environment is the standard single one. Games begin after
-no-ops, as DeepMind's do. If the agent was trained with other starts, it first plays as many games
-with these.
+else the best one, else the latest. Without it, it is the agent in agents/, see its README. The
+environment is the standard single one. Games begin after no-ops, as DeepMind's do. If the agent was
+trained with other starts, it first plays as many games with these.
+
+    python play.py RUN_DIR --export agent.pt
+
+keeps only what it takes to play: the weights and the recipe, without the optimizer.
 """
 
 import argparse
@@ -18,6 +23,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from imageio_ffmpeg import write_frames
 
 from lib.running.checkpoints import (
@@ -30,6 +36,7 @@ from lib.running.checkpoints import (
 from lib.running.evaluation import SEED, SingleGames, describe, load_agent, make_env, play_games
 from lib.running.flags import OneLineParser
 
+SHIPPED = Path(__file__).parent / "agents" / "10_many_learners.pt"
 MOST_SEED = 2_000_000_000
 FPS = 15  # of agent steps: the Atari's own speed
 # For each kind of video: agent steps per picture, pictures per second, and how they are written.
@@ -57,12 +64,22 @@ def parse() -> argparse.Namespace:
     parser = OneLineParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run folder or checkpoint")
+    parser.add_argument(
+        "run_dir",
+        type=Path,
+        metavar="RUN_DIR",
+        nargs="?",
+        default=SHIPPED,
+        help="run folder or checkpoint (default: an agent that is trained already)",
+    )
     parser.add_argument("--episodes", type=int, default=10, help="games to play (default: 10)")
     parser.add_argument("--epsilon", type=float, default=0.01, help="of the agent (default: 0.01)")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the first game")
     parser.add_argument(
         "--video", type=Path, metavar="FILE", help="film the first game, as .mp4 or .gif"
+    )
+    parser.add_argument(
+        "--export", type=Path, metavar="FILE", help="write the agent into a small file, and end"
     )
     parser.add_argument("--render", action="store_true", help="show the games in a window")
     args = parser.parse_args()
@@ -129,9 +146,21 @@ def speed_of(file: Path) -> str:
     return "at the Atari's speed" if times == 1 else f"{times} times as fast as the Atari"
 
 
+def export(checkpoint: dict[str, Any], file: Path) -> None:
+    """Write the parts of a checkpoint that ``load_agent`` needs."""
+    network, _ = load_agent(checkpoint)
+    settings = {name: checkpoint[SETTINGS][name] for name in ("script", "recipe", "network")}
+    progress = {name: checkpoint["progress"][name] for name in ("frames", "avg_reward")}
+    torch.save({SETTINGS: settings, "progress": progress, "net": network.state_dict()}, file)
+    print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
+
+
 def main() -> None:
     """Play."""
     args = parse()
+    if args.export:
+        export(args.contents, args.export)
+        return
     frames = args.contents["progress"]["frames"]
     print(f"{args.checkpoint}: {args.contents[SETTINGS]['script']} after {frames:,} frames")
     film = args.video

@@ -47,6 +47,16 @@ def test_it_prints_every_score_and_their_mean(runs, script):
     assert play(runs[script], "--episodes", 2, "--epsilon", 1).stdout == result.stdout
 
 
+def test_an_exported_agent_plays_the_same_and_is_small(runs, tmp_path):
+    file = tmp_path / "agent.pt"
+    result = play(runs["07_speedrun"], "--export", file)
+    assert result.returncode == 0, result.stderr
+    assert file.stat().st_size < 1_000_000
+    games = [play(agent, "--episodes", 1).stdout for agent in (runs["07_speedrun"], file)]
+    assert games[0].splitlines()[1:] == games[1].splitlines()[1:]
+    assert "score" in games[0]
+
+
 def test_an_agent_of_another_game(tmp_path):
     flags = ("--env", "BreakoutNoFrameskip-v4", "--any-game", "--max-frames", "400")
     small = ("--rollout", "50", "--envs", "2", "--batch-size", "4")
