@@ -25,7 +25,7 @@ COMMANDS = {
     "breakdown": "show where the time of an iteration goes, and what limits the rung",
     "waits": "say by line where the CPU waits for the GPU while a rung trains",
     "emulator": "time the emulator beside ALE's and EnvPool's, and what structure buys",
-    "cluster": "measure what one learner takes in from many players, and what a lost node costs",
+    "cluster": "measure what one learner takes in from many players",
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
     "gpu": "use an hour on a rented GPU: tests, FPS, records, the most useful first",
     "pictures": "draw the minutes to 17 of all rungs, ours and the book's",
