@@ -16,7 +16,7 @@ from benchmarks.__main__ import main
 from benchmarks.breakdown import rung, stopwatch
 from benchmarks.breakdown.verdict import verdict
 from benchmarks.techniques.measuring import Alternative, measure
-from benchmarks.techniques.replay import BUFFERS, make_buffer, transitions
+from benchmarks.techniques.replay import BUFFERS, transitions
 
 
 def call(*arguments: object) -> int:
@@ -78,8 +78,7 @@ def test_alternatives_take_turns_and_a_failing_one_is_left_out() -> None:
 
 
 def test_object_buffers_hold_the_same_as_the_replay_buffer() -> None:
-    buffers = [make_buffer(kind, 30) for kind in BUFFERS[:2]]
-    lib = make_buffer("lib.ReplayBuffer", 30)
+    *buffers, lib = (make(30, "cpu") for make in BUFFERS.values())
     for transition in transitions(30):
         for buffer in (*buffers, lib):
             buffer.append(transition)
