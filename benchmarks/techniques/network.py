@@ -254,9 +254,10 @@ def compilation(settings: Settings) -> list[Alternative]:
             raise NotRun("no C++ compiler")
         return changed(torch.compile)
 
+    example = torch.zeros((1, *SHAPE), dtype=torch.uint8, device=settings.device)
     ways = {
         "eager": lambda: Learner(settings),
-        "TorchScript": lambda: changed(torch.jit.script),
+        "TorchScript": lambda: changed(partial(torch.jit.trace, example_inputs=example)),
         "torch.compile": compiled,
         "CUDA graph": on_gpu(settings, Captured),
     }
