@@ -177,7 +177,7 @@ def test_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def program(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         if command[0] == str(python):
-            return subprocess.CompletedProcess(command, 0, '{"fps": 500.0}\n', "")
+            return subprocess.CompletedProcess(command, 0, "500.0\n", "")
         last = "frame limit reached after 3,000 frames; avg_reward -20.00, 1,000.0 FPS\n"
         return subprocess.CompletedProcess(command, 0, last, "")
 
