@@ -358,12 +358,9 @@ def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
 def learning_curve(record: Record, edges: range) -> list[Column | None]:
     """The games that ended between two edges; None where there was none."""
     number = (record.curves.frames - 1) // edges.step  # game -> column; it ends with its last frame
-    columns: list[Column | None] = []
-    for column in range(len(edges)):
-        there = number == column
-        rewards, steps = record.curves.reward[there], record.curves.steps[there]
-        columns.append(Column(rewards.mean(), steps.mean()) if there.any() else None)
-    return columns
+    reward, steps = record.curves.reward, record.curves.steps
+    columns = (number == column for column in range(len(edges)))
+    return [Column(reward[c].mean(), steps[c].mean()) if c.any() else None for c in columns]
 
 
 def held(curve: Sequence[Column | None], solved: bool) -> list[Column | None]:
