@@ -59,17 +59,13 @@ def run(args: argparse.Namespace) -> int:
     jobs: list[Job] = []
     for seed in chosen_seeds(args):
         if args.beside_01:
-            jobs.append(Job(find_rungs()[BASELINE], seed, flags_beside(args)))
+            length = {"solve": False, "max_frames": None, "frames": BESIDE_FRAMES}
+            beside = argparse.Namespace(**vars(args) | length | {"replay_initial": None})
+            jobs.append(Job(find_rungs()[BASELINE], seed, common_flags(beside)))
         jobs += [Job(script, seed, flags) for script in scripts]
     failures = run_suite(jobs, args.run_dir)
     print(f"the table: python -m benchmarks table {args.run_dir}")
     return 1 if failures else 0
-
-
-def flags_beside(args: argparse.Namespace) -> list[str]:
-    """The flags of a run of 01 that only measures FPS."""
-    length = {"solve": False, "max_frames": None, "frames": BESIDE_FRAMES, "replay_initial": None}
-    return common_flags(argparse.Namespace(**vars(args) | length))
 
 
 def choose(beginnings: list[str] | None) -> list[Path]:

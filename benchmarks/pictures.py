@@ -36,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw the chart."""
     minutes: dict[str, list[tuple[float, bool]]] = {name: [] for name in RUNGS}
-    for folders, alone in ((args.alone, True), (args.busy, False)):
-        for folder in folders:
-            for record in read_records(folder):
-                if record.solved:
-                    minutes.setdefault(record.script, []).append((record.minutes, alone))
+    folders = [(folder, True) for folder in args.alone] + [(folder, False) for folder in args.busy]
+    for folder, alone in folders:
+        for record in read_records(folder):
+            if record.solved:
+                minutes.setdefault(record.script, []).append((record.minutes, alone))
     if not any(minutes.values()):
         raise UserError("none of these runs solved Pong")
     names = sorted(minutes)
@@ -65,18 +65,16 @@ def run(args: argparse.Namespace) -> int:
     axes.grid(axis="x", alpha=0.4)
     axes.set_axisbelow(True)
     axes.set_xlabel("minutes until avg_reward was 17")
-    ours = [("o", "two CPU cores, alone", "tab:blue"), ("o", "two CPU cores, shared", "none")]
+    legend = [
+        ("o", "two CPU cores, alone", "tab:blue", "tab:blue"),
+        ("o", "two CPU cores, shared", "tab:blue", "none"),
+        *((marker, label, "tab:gray", "tab:gray") for marker, label in BOOK),
+    ]
     handles = [
-        *[_dot(marker, label, "tab:blue", fill) for marker, label, fill in ours],
-        *[_dot(marker, label, "tab:gray", "tab:gray") for marker, label in BOOK],
+        Line2D([], [], linestyle="", marker=m, color=colour, markerfacecolor=fill, label=label)
+        for m, label, colour, fill in legend
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     figure.savefig(args.out, dpi=120)
     print(args.out)
     return 0
-
-
-def _dot(marker: str, label: str, colour: str, fill: str) -> Line2D:
-    return Line2D(
-        [], [], linestyle="", marker=marker, color=colour, markerfacecolor=fill, label=label
-    )

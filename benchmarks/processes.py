@@ -2,12 +2,13 @@
 
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -51,6 +52,22 @@ def _stop(process: subprocess.Popen[str], grace: float | None) -> None:
         process.communicate()
     for child in psutil.wait_procs(below, timeout=1)[1]:
         child.kill()
+
+
+def run_for(seconds: float, command: Sequence[str], grace: float, log: IO[str]) -> int | None:
+    """Run Python with these arguments; the exit code, None if it had to be stopped then."""
+    full = [sys.executable, *command]
+    with started(full, grace, stdout=log, stderr=subprocess.STDOUT) as process:
+        try:
+            return process.wait(max(seconds, 0))
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def lines_of(log: Path) -> list[str]:
+    """The lines that a program printed, without the empty ones."""
+    lines = log.read_text(errors="replace").splitlines()
+    return [line.strip() for line in lines if line.strip()]
 
 
 def output_of(command: Sequence[str | Path], who: str, **how: Any) -> list[str]:

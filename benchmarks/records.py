@@ -1,10 +1,9 @@
 """Runs as read from their TensorBoard events, finished or not."""
 
 import json
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -52,9 +51,14 @@ class Record:
     commit: str  # of the code, "-dirty" if it was changed since; "": not told
 
     @property
+    def place(self) -> Hashable:
+        """What runs on one machine have in common."""
+        return frozenset(self.machine.items())
+
+    @property
     def setting(self) -> Hashable:
         """What runs that differ in their seed alone have in common."""
-        return self.script, frozenset(self.settings.items()), frozenset(self.machine.items())
+        return self.script, frozenset(self.settings.items()), self.place
 
     @property
     def bar(self) -> float:
@@ -64,8 +68,16 @@ class Record:
 
 def read_records(folder: Path) -> list[Record]:
     """All runs below a folder, in the order of their names; other files are ignored."""
-    records = (read_record(run) for run in _run_folders(folder))
-    return [record for record in records if record is not None]
+    folders = sorted({file.parent for file in folder.rglob("events.out.tfevents.*")})
+    return [record for run in folders if (record := read_record(run)) is not None]
+
+
+def grouped(records: Iterable[Record], common: Callable[[Record], Hashable]) -> list[list[Record]]:
+    """The records that have something in common, by their first ones."""
+    groups: dict[Hashable, list[Record]] = {}
+    for record in records:
+        groups.setdefault(common(record), []).append(record)
+    return list(groups.values())
 
 
 def read_record(folder: Path) -> Record | None:
@@ -112,10 +124,6 @@ def read_record(folder: Path) -> Record | None:
     )
 
 
-def _run_folders(folder: Path) -> list[Path]:
-    return sorted({file.parent for file in folder.rglob("events.out.tfevents.*")})
-
-
 def _commit(folder: Path) -> str:
     if (told := folder / COMMIT).exists():
         return told.read_text(encoding="utf-8").strip()
@@ -126,20 +134,12 @@ def _commit(folder: Path) -> str:
 
 def _hparams(events: EventAccumulator) -> dict[str, Setting]:
     try:
-        content = events.PluginTagToContent(PLUGIN_NAME).get(SESSION_START_INFO_TAG)
-    except KeyError:  # no event of the plugin at all
-        content = None
-    if content is None:
+        content = events.PluginTagToContent(PLUGIN_NAME)[SESSION_START_INFO_TAG]
+    except KeyError:  # no event of the plugin at all, or not this one
         return {}
     start = HParamsPluginData.FromString(content).session_start_info
-    return {name: _setting(value) for name, value in start.hparams.items()}
-
-
-def _setting(value: Any) -> Setting:
-    kind = value.WhichOneof("kind")
-    if kind == "bool_value":
-        return float(value.bool_value)
-    return value.number_value if kind == "number_value" else value.string_value
+    told = {name: getattr(v, v.WhichOneof("kind")) for name, v in start.hparams.items()}
+    return {name: float(v) if isinstance(v, bool) else v for name, v in told.items()}
 
 
 def _scalars(events: EventAccumulator, prefix: str) -> dict[str, tuple[list[int], list[float]]]:

@@ -179,8 +179,7 @@ def run_suite(jobs: Sequence[Job], run_dir: Path) -> int:
     ):
         for number, job in enumerate(wanted):
             bar.set_description_str(str(job))
-            last_line, error = "", ""
-            code = commit()
+            last_line, error, code = "", "", commit()
             with (
                 tempfile.TemporaryFile("w+", errors="replace") as errors,
                 started(

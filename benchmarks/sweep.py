@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks.records import Record, read_records
+from benchmarks.records import Record, grouped, read_records
 from benchmarks.report import change, output_folder, spread
 from benchmarks.runner import (
     CLUSTER,
@@ -35,7 +35,7 @@ from benchmarks.runner import (
     run_suite,
     runs_of,
 )
-from benchmarks.table import divided, fps_of, machines_of, row, write_rows
+from benchmarks.table import fps_of, machines_of, row, write_rows
 
 SERIAL, PARALLEL, WRAPPERS = "02_n_envs", "03_parallel", "04_new_wrappers_n_env"
 WRAPPED_PARALLEL = "04_new_wrappers_parallel"
@@ -178,23 +178,22 @@ def write(sweep: str, path: Path, runs: dict[Case, list[Record]]) -> None:
     from benchmarks import charts
 
     records = [record for entry in runs.values() for record in entry]
-    groups = {case: divided(case.label, entry) for case, entry in runs.items()}
-    machines = machines_of([part for parts in groups.values() for part in parts])
+    machines = machines_of(records)
     rows = []
-    for case, parts in groups.items():
+    for case, entry in runs.items():
         end = {"flags": " ".join(case.command), "book: FPS": case.book}
-        if not parts:
+        if not entry:
             reason = f"not run: {case.not_run}" if case.not_run else "no complete run"
             rows.append({"rung": case.label, "FPS": reason} | end)
         first = WRAPPED_PARALLEL if case.script == CLUSTER else case.script
         base = next(other for other in runs if other.script == first)
-        for part in parts:
-            here = [r for r in runs[base] if r.machine == part.records[0].machine]
+        for part in grouped(entry, lambda record: record.place):
+            here = [r for r in runs[base] if r.machine == part[0].machine]
             told = {
-                "change in FPS": "" if case is base else change(part.fps, fps_of(here)),
-                "age of weights": spread([age for one in part.records for age in weights_age(one)]),
+                "change in FPS": "" if case is base else change(fps_of(part), fps_of(here)),
+                "age of weights": spread([age for one in part for age in weights_age(one)]),
             }
-            rows.append(row(part.label, part.records, records, machines) | told | end)
+            rows.append(row(case.label, part, records, machines) | told | end)
     notes = [
         "Changes are against the first case of the same script, of players against the rung below.",
         f"The book: {SOURCES.get(sweep, NOTES_2017)}; only the changes carry over.",

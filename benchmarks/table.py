@@ -13,7 +13,6 @@ for every run. Files: table.md, table.csv, runs.csv (a line per run, numbers as 
 import argparse
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, pstdev
 from typing import NamedTuple
@@ -22,7 +21,7 @@ import numpy as np
 
 from benchmarks import UserError, book
 from benchmarks.arguments import positive
-from benchmarks.records import Record, Setting, read_records
+from benchmarks.records import Record, Setting, grouped, read_records
 from benchmarks.report import (
     in_rows,
     join_machine,
@@ -57,19 +56,6 @@ CURVE_NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class Group:
-    """Runs of one rung with the same settings on the same machine; only the seeds differ."""
-
-    label: str
-    records: list[Record]
-
-    @property
-    def fps(self) -> list[float]:
-        """Of the runs that began to train."""
-        return fps_of(self.records)
-
-
 class Column(NamedTuple):
     """The games that ended in one part of a run."""
 
@@ -98,18 +84,20 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--every {args.every} makes {len(edges)} columns, not {MOST_COLUMNS}")
     alone = args.runs[0] if len(args.runs) == 1 else Path("runs/table")
     out = output_folder(args.out or alone)
-    groups = group(records)
-    machines = machines_of(groups)
+    ladder = sorted(records, key=lambda record: (record.script, record.seed))
+    groups = grouped(ladder, lambda record: record.setting)
+    labels = [label(runs[0], groups) for runs in groups]
+    machines = machines_of(ladder)
     rows = []
-    for entry in groups:
-        rows.append(row(entry.label, entry.records, records, machines, edges))
-        if args.every and len(entry.records) > 1:
-            rows += [row(entry.label, [one], records, machines, edges) for one in entry.records]
+    for name, runs in zip(labels, groups, strict=True):
+        rows.append(row(name, runs, records, machines, edges))
+        if args.every and len(runs) > 1:
+            rows += [row(name, [one], records, machines, edges) for one in runs]
     notes = [CURVE_NOTE] * bool(args.every)
     notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
     corner = write_rows(out / "table", "Runs", rows, records, machines, notes)
     write_csv(out / "runs.csv", [RUNS_HEADER, *(numbers(record, records) for record in records)])
-    charts.reward_chart(out / "table.png", {one.label: one.records for one in groups}, corner)
+    charts.reward_chart(out / "table.png", dict(zip(labels, groups, strict=True)), corner)
     print(f"written to {out}")
     return 0
 
@@ -169,16 +157,7 @@ def drop_superseded(records: Sequence[Record]) -> tuple[list[Record], int]:
     return kept, len(records) - len(kept)
 
 
-def group(records: Sequence[Record]) -> list[Group]:
-    """Group runs by rung, settings and machine, in the order of the ladder."""
-    groups: dict[Hashable, list[Record]] = {}
-    for record in sorted(records, key=lambda r: (r.script, r.seed)):
-        groups.setdefault(record.setting, []).append(record)
-    every = list(groups.values())
-    return [Group(_label(members[0], every), members) for members in every]
-
-
-def _label(record: Record, groups: list[list[Record]]) -> str:
+def label(record: Record, groups: Sequence[Sequence[Record]]) -> str:
     """The rung, and the settings that not all its groups share, without those that most have."""
     mine = record.settings
     others = [other[0].settings for other in groups if other[0].script == record.script]
@@ -199,23 +178,14 @@ def _shown(value: Setting) -> str:
     return f"{value:,.0f}" if value.is_integer() else f"{value:g}"
 
 
-def divided(label: str, records: Sequence[Record]) -> list[Group]:
-    """Runs of one setting by the machine they ran on."""
-    found: dict[Hashable, list[Record]] = {}
-    for record in records:
-        found.setdefault(frozenset(record.machine.items()), []).append(record)
-    return [Group(label, members) for members in found.values()]
-
-
 def fps_of(records: Sequence[Record]) -> list[float]:
     """Of the runs that began to train."""
     return [record.fps for record in records if record.fps is not None]
 
 
-def machines_of(groups: Sequence[Group]) -> list[dict[str, Setting]]:
+def machines_of(records: Sequence[Record]) -> list[dict[str, Setting]]:
     """The machines of the runs, each once."""
-    found = {frozenset(entry.records[0].machine.items()): entry for entry in groups}
-    return [entry.records[0].machine for entry in found.values()]
+    return list({record.place: record.machine for record in records}.values())
 
 
 def describe(records: Sequence[Record], machines: Sequence[dict[str, Setting]]) -> list[str]:
@@ -231,7 +201,7 @@ def describe(records: Sequence[Record], machines: Sequence[dict[str, Setting]]) 
 
 
 def row(
-    label: str,
+    name: str,
     runs: Sequence[Record],
     records: Sequence[Record],
     machines: Sequence[dict[str, Setting]],
@@ -240,7 +210,7 @@ def row(
     """A line of the table.
 
     Args:
-        label: of the runs.
+        name: of the runs.
         runs: of one setting on one machine.
         records: all runs, among which 01 is looked for.
         machines: all machines.
@@ -260,7 +230,7 @@ def row(
     ratios = [ratio for record in runs if (ratio := fps_to_01(record, records)) is not None]
     theirs = book.RUNGS.get(runs[0].script, book.Measured("", ""))
     cells = {
-        "rung": label,
+        "rung": name,
         "machine": f"{machines.index(runs[0].machine) + 1}" if machines[1:] else "",
         "seeds": in_rows(seeds) + " (held out)" * (set(seeds) <= set(HELD_OUT_SEEDS)),
         "solved": f"{sum(solved)} of {len(runs)}" + f", {unfinished} unfinished" * bool(unfinished),
@@ -388,12 +358,9 @@ def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
 def learning_curve(record: Record, edges: range) -> list[Column | None]:
     """The games that ended between two edges; None where there was none."""
     number = (record.curves.frames - 1) // edges.step  # game -> column; it ends with its last frame
-    columns: list[Column | None] = []
-    for column in range(len(edges)):
-        there = number == column
-        rewards, steps = record.curves.reward[there], record.curves.steps[there]
-        columns.append(Column(rewards.mean(), steps.mean()) if there.any() else None)
-    return columns
+    reward, steps = record.curves.reward, record.curves.steps
+    columns = (number == column for column in range(len(edges)))
+    return [Column(reward[c].mean(), steps[c].mean()) if c.any() else None for c in columns]
 
 
 def held(curve: Sequence[Column | None], solved: bool) -> list[Column | None]:

@@ -83,7 +83,7 @@ PROGRAMS = {
 def test_a_check_is_a_page_whatever_comes_of_the_rungs(monkeypatch, tmp_path, capsys):
     for name, program in PROGRAMS.items():
         (tmp_path / f"{name}.py").write_text(program)
-    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr("benchmarks.processes.ROOT", tmp_path)
     page = ""
     for names, seconds in ((("left", "fails"), 60), (("hangs",), 0.5)):
         monkeypatch.setattr(check, "RUNGS", dict.fromkeys(names, ()))

@@ -16,7 +16,7 @@ from benchmarks.__main__ import main
 from benchmarks.breakdown import rung, stopwatch
 from benchmarks.breakdown.verdict import verdict
 from benchmarks.techniques.measuring import Alternative, measure
-from benchmarks.techniques.replay import BUFFERS, make_buffer, transitions
+from benchmarks.techniques.replay import BUFFERS, transitions
 
 
 def call(*arguments: object) -> int:
@@ -78,8 +78,7 @@ def test_alternatives_take_turns_and_a_failing_one_is_left_out() -> None:
 
 
 def test_object_buffers_hold_the_same_as_the_replay_buffer() -> None:
-    buffers = [make_buffer(kind, 30) for kind in BUFFERS[:2]]
-    lib = make_buffer("lib.ReplayBuffer", 30)
+    *buffers, lib = (make(30, "cpu") for make in BUFFERS.values())
     for transition in transitions(30):
         for buffer in (*buffers, lib):
             buffer.append(transition)
@@ -178,7 +177,7 @@ def test_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def program(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         if command[0] == str(python):
-            return subprocess.CompletedProcess(command, 0, '{"fps": 500.0}\n', "")
+            return subprocess.CompletedProcess(command, 0, "500.0\n", "")
         last = "frame limit reached after 3,000 frames; avg_reward -20.00, 1,000.0 FPS\n"
         return subprocess.CompletedProcess(command, 0, last, "")
 

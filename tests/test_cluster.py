@@ -20,10 +20,10 @@ import torch
 from conftest import ROOT, read_events
 from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
+from simulated_cluster import HEALTH_CHECK, SimulatedCluster
 from test_learning import Catch
 from test_n_step import SIZE, STACK, cut_out, drawn, play
 
-from benchmarks.cluster.simulated import HEALTH_CHECK, SimulatedCluster
 from lib.games.experience import Episode
 from lib.games.vector_env import VectorStep
 from lib.learning.agents import LinearSchedule

@@ -45,11 +45,7 @@ class Breakdown:
     frames_per_update: float
     what_ifs: dict[str, list[float]]  # FPS of every repeat
     operators: list[list[str]]
-
-    @property
-    def verdict(self) -> str:
-        """What bounds the rung."""
-        return verdict(self.rung, self.processes["trainer"])
+    verdict: str  # what bounds it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,35 +88,35 @@ def run(args: argparse.Namespace) -> int:
     if message := ReplayOptions(**settings).problem():
         raise UserError(message)
     out = output_folder(args.out)
-    suffix = "-cuda" if args.cuda else ""
     prepare_torch(seed=0)
     found = []
     for rung in rungs:
-        clock = Clock(device)
-        trace = out / f"trace-{rung}{suffix}"
-        found.append(take_apart(rung, settings, clock, args.updates, args.repeats, trace))
+        found.append(take_apart(rung, settings, args, Clock(device), out))
         print(found[-1].verdict, flush=True)
-    write(found, args, out, suffix, describe_machine(device))
+    write(found, args, out, describe_machine(device))
     return 0
 
 
+def suffix(args: argparse.Namespace) -> str:
+    """What the names of files end with, so that those of a GPU and of a CPU do not meet."""
+    return "-cuda" if args.cuda else ""
+
+
 def take_apart(
-    rung: str, settings: dict[str, Any], clock: Clock, updates: int, repeats: int, trace: Path
+    rung: str, settings: dict[str, Any], args: argparse.Namespace, clock: Clock, out: Path
 ) -> Breakdown:
     """Everything about one rung."""
-    module = load(rung)
-    what_ifs: dict[str, list[float]] = {name: [] for name in WHAT_IFS}
-    filling: list[float] = []
-    with tqdm(total=repeats * len(WHAT_IFS) + 2, desc=rung, unit="run", disable=None) as bar:
-        for _ in range(repeats):
+    module, updates, total = load(rung), args.updates, args.repeats * len(WHAT_IFS) + 2
+    what_ifs: dict[str, list[float]] = {name: [] for name in (*WHAT_IFS, "filling the buffer")}
+    parts: dict[str, float] = {}
+    with tqdm(total=total, desc=rung, unit="run", disable=None) as bar:
+        for _ in range(args.repeats):
             for name in WHAT_IFS:
                 with without(name, module, clock.device):
                     plain = run_rung(module, settings, updates)
                 what_ifs[name].append(plain.fps)
                 bar.update()
-            filling.append(plain.filling_fps)
-
-        parts: dict[str, float] = {}
+            what_ifs["filling the buffer"].append(plain.filling_fps)
         with timed_parts(clock.part):
             timed = run_rung(
                 module,
@@ -133,23 +129,14 @@ def take_apart(
         if timed.player:
             processes["player, alone"] = time_player(timed, clock, updates)
         bar.update()
-        operators = profile_rung(module, settings, trace)
+        operators = profile_rung(module, settings, out / f"trace-{rung}{suffix(args)}")
         bar.update()
-    return Breakdown(
-        rung,
-        processes,
-        timed.frames / timed.updates,
-        what_ifs | {"filling the buffer": filling},
-        operators,
-    )
+    frames_per_update, bound = timed.frames / updates, verdict(rung, processes["trainer"])
+    return Breakdown(rung, processes, frames_per_update, what_ifs, operators, bound)
 
 
 def write(
-    found: Sequence[Breakdown],
-    args: argparse.Namespace,
-    out: Path,
-    suffix: str,
-    machine: dict[str, Any],
+    found: Sequence[Breakdown], args: argparse.Namespace, out: Path, machine: dict[str, Any]
 ) -> None:
     """Write tables and chart."""
     where = "GPU" if args.cuda else "CPU"
@@ -160,8 +147,7 @@ def write(
     ]
 
     def table(name: str, title: str, header: str, rows: list[list[str]], *notes: str) -> None:
-        title = f"{title}, on the {where}"
-        path = out / f"breakdown{name}{suffix}"
+        path, title = out / f"breakdown{name}{suffix(args)}", f"{title}, on the {where}"
         write_table(path, title, header.split("; "), rows, [*common, *notes])
 
     table(
@@ -210,12 +196,6 @@ def write(
         for one in found
         for process, parts in one.processes.items()
     }
-    path = out / f"breakdown{suffix}.png"
-    charts.stacked_chart(
-        path,
-        f"Where an iteration goes, on the {where}",
-        "milliseconds per frame",
-        bars,
-        short_machine(machine),
-    )
+    path, title = out / f"breakdown{suffix(args)}.png", f"Where an iteration goes, on the {where}"
+    charts.stacked_chart(path, title, "milliseconds per frame", bars, short_machine(machine))
     print(f"written to {out}; the traces open in TensorBoard and in ui.perfetto.dev")

@@ -1,17 +1,19 @@
 """A rung run in this process, as it is, without something, or in the player's place."""
 
 import contextlib
+import functools
 import importlib
 import io
+import itertools
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -22,7 +24,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks import Failed
-from benchmarks.breakdown.stopwatch import PARTS, SENDING, Clock, Part, timed_parts
+from benchmarks.breakdown.stopwatch import PARTS, SENDING, Clock, timed_parts
 from benchmarks.runner import ROOT
 from benchmarks.timing import now
 from lib.games.experience import Transition
@@ -44,7 +46,6 @@ class Measured:
 
     seconds: float = 0.0
     frames: int = 0
-    updates: int = 0
     filling_fps: float = 0.0
     player: tuple[Callable[..., None], tuple[Any, ...]] | None = None  # its function and arguments
 
@@ -108,7 +109,6 @@ def run_rung(
             measured.seconds += now(device)
             end()
             measured.frames += engine.state.frames
-            measured.updates = updates
             engine.terminate()
 
     def remember(self: player.Player, play: Any, args: Any, *rest: Any, **named: Any) -> None:
@@ -116,14 +116,15 @@ def run_rung(
         make_player(self, play, args, *rest, **named)
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))  # the bar is no terminal's
-        stack.enter_context(mock.patch.object(module, "attach_handlers", attach))
-        stack.enter_context(mock.patch.object(player.Player, "__init__", remember))
-        tensorboard = stack.enter_context(TensorboardLogger(folder))
-        run = Run(options, device, folder, tensorboard, module.__name__)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),  # the bar is no terminal's
+        mock.patch.object(module, "attach_handlers", attach),
+        mock.patch.object(player.Player, "__init__", remember),
+        TensorboardLogger(folder) as tensorboard,
+    ):
+        run = Run(options, device, Path(folder), tensorboard, module.__name__)
         try:
             module.train(options, run)
         except Failure as failure:
@@ -133,13 +134,12 @@ def run_rung(
                 signal.signal(number, handler)
     if run.signal is not None:
         raise KeyboardInterrupt
-    if not measured.updates:
+    if measured.seconds <= 0:
         raise Failed(f"{module.__name__} ended before {WARM_UP + updates} updates")
     return measured
 
 
-@contextmanager
-def without(what: str, module: ModuleType, device: torch.device) -> Iterator[None]:
+def without(what: str, module: ModuleType, device: torch.device) -> AbstractContextManager[Any]:
     """Leave out what a what-if rate does without.
 
     Args:
@@ -147,65 +147,41 @@ def without(what: str, module: ModuleType, device: torch.device) -> Iterator[Non
         module: the rung.
         device: where it learns.
     """
-    sample = ReplayBuffer.sample
-    batches: dict[int, Any] = {}
-
-    def same_batch(self: ReplayBuffer, batch_size: int) -> Any:
-        if batch_size not in batches:
-            batches[batch_size] = sample(self, batch_size)
-        return batches[batch_size]
-
-    def idle_engine(process: Callable[..., Any]) -> Engine:
-        nothing = torch.zeros((), device=device)  # one on the CPU would be copied every time
-        return Engine(lambda engine, batch: nothing)
-
-    patches = {
-        "as it is": contextlib.nullcontext(),
-        "without sampling": mock.patch.object(ReplayBuffer, "sample", same_batch),
+    sample = functools.cache(ReplayBuffer.sample)  # the same batch again and again
+    loss = torch.zeros((), device=device)  # one on the CPU would be copied every time
+    idle = Engine(lambda engine, batch: loss)
+    patches: dict[str, AbstractContextManager[Any]] = {
+        "as it is": nullcontext(),
+        "without sampling": mock.patch.object(ReplayBuffer, "sample", sample),
         "without optimizer step": mock.patch.object(torch.optim.Adam, "step", return_value=None),
-        "without any update": mock.patch.object(module, "Engine", idle_engine),
+        "without any update": mock.patch.object(module, "Engine", return_value=idle),
     }
-    with patches[what]:
-        yield
+    return patches[what]
 
 
 class _Enough(Exception):  # noqa: N818, it is no error
     """The player has played what was to be timed."""
 
 
-class LocalQueue:
-    """What a player that is timed in this process puts its experience on.
-
-    Args:
-        part: times the sending, of which only the pickling is done.
-        begin: called when measuring begins.
-        frames: that are measured.
-    """
-
-    def __init__(self, part: Part, begin: Callable[[], None], frames: int) -> None:
-        self._part, self._begin, self._frames = part, begin, frames
-        self._put = 0
-
-    def put(self, transition: Transition) -> None:
-        """Pickle a transition."""
-        with self._part(SENDING):
-            ForkingPickler.dumps(transition)
-        self._put += 1
-        if self._put == WARM_UP:
-            self._begin()
-        if self._put == WARM_UP + self._frames:
-            raise _Enough
-
-
 def time_player(measured: Measured, clock: Clock, frames: int) -> dict[str, float]:
     """Play in this process, by itself and with one thread as a player does; ms per frame."""
     assert measured.player
     play, args = measured.player
+    sent = itertools.count(1)
+
+    def put(transition: Transition) -> None:
+        with clock.part(SENDING):  # of which this is only the pickling
+            ForkingPickler.dumps(transition)
+        if (number := next(sent)) == WARM_UP:
+            clock.restart()
+        elif number == WARM_UP + frames:
+            raise _Enough
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with timed_parts(clock.part), contextlib.suppress(_Enough):
-            play(LocalQueue(clock.part, clock.restart, frames), *args)
+            play(SimpleNamespace(put=put), *args)
     finally:
         torch.set_num_threads(threads)
     return clock.milliseconds(frames)

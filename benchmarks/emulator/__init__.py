@@ -1,11 +1,11 @@
-"""Time the emulator beside ALE's and EnvPool's vector environments, and what translating buys.
+"""Time the emulator beside ALE's and EnvPool's vector environments, and what structure buys.
 
 Random play, observations of 84 x 84 and one frame, the maximum of the last two of four emulated
 frames. For each number of games everybody is started once, and then all play in turn, round by
 round; the table, the chart and the record are written after each number. Beside that: emulation
 alone, one ALE environment with this ladder's wrappers, the first start and later ones, memory per
-game. A second table has a frame of Pong in three ways: interpreted, translated with a switch, and
-structured. With --cuda the games are on the GPU, and nobody else plays.
+game. A second table has a frame of Pong translated in two ways: with a switch, and structured. With
+--cuda the games are on the GPU, and nobody else plays.
 
 ALE and EnvPool take 80 ms of a core to make a game, and one MB of memory, so they play 1,024 games
 at most. ``--most-peers 4096`` takes a quarter of an hour and 15 GB more, on two cores. EnvPool is
@@ -17,11 +17,11 @@ asked in the peers' environment (requirements-peers.txt); where there is none, i
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import cycle
@@ -63,6 +63,11 @@ from emulator import PongVectorEnv
 envs = PongVectorEnv(2, seed=0); envs.reset(); envs.step([0, 0])
 print(time.perf_counter() - begin)
 """
+RATIOS = (
+    (f"{EMULATOR} / {ALE}, per core", (EMULATOR, 1), (ALE, 1)),
+    (f"{EMULATOR}, two threads / one", (EMULATOR, 2), (EMULATOR, 1)),
+    (f"{ALE}, two threads / one", (ALE, 2), (ALE, 1)),
+)
 VERSION = "from importlib.metadata import version; print(version('envpool'))"
 
 Player = tuple[str, int]  # who, threads
@@ -112,9 +117,9 @@ def run(args: argparse.Namespace) -> int:
     machine = describe_machine(device) | {"numba": numba.__version__}
     rates: list[tuple[str, int, int, float]] = []
     record: dict[str, Any] = {"agent_steps_per_second": rates}  # who, threads, games, how many
-    notes = ["Agent steps per second and thread (four emulated frames each); medians, and ranges"]
-    notes += [
-        "Random play; who plays is started once for each number of games, then all take turns"
+    notes = [
+        "Agent steps per second and thread (four emulated frames each); medians, and ranges",
+        "Random play; who plays is started once for each number of games, then all take turns",
     ]
     if args.cuda:
         notes += [f"CuLE: {CULE:,.0f} agent steps per second at most (arXiv:1907.08467)"]
@@ -124,8 +129,16 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(f"there is no {args.python}: without EnvPool (see requirements-peers.txt)")
         write_translation(out, args, here(machine))
-        notes += starts_and_memory(record, max(sizes))
-        notes += [f"AtariVectorEnv and EnvPool: {args.most_peers:,} games at most"]
+        record["first_start_s"], record["cached_start_s"] = first, later = starts()
+        record["bytes_per_game"] = memory = in_fresh_process(memory_per_game, max(sizes))
+        state, resident, observation = memory
+        notes += [
+            f"First start {first:.1f} s (translated and compiled), later ones {later:.1f} s, from "
+            "the import to the end of the first step",
+            f"Bytes per game: state {state:,.0f}; resident memory with its observation "
+            f"{resident:,.0f}, of which {observation:,.0f} are the observation",
+            f"AtariVectorEnv and EnvPool: {args.most_peers:,} games at most",
+        ]
     notes += [here(machine)]
     record["machine"] = notes[-1]
     for number, games in enumerate(sizes):
@@ -148,22 +161,17 @@ def start_players(
     if args.cuda:
         return {(ON_GPU, 1): cleanup.enter_context(vector(games, 1, "cuda"))}
     players: dict[Player, Measure] = {}
-    peers: list[Peer] = []
     if games == 1:
-        players[WRAPPERS, 1] = wrapped_game()
-        players[ALE_ALONE, 1] = ale_alone()
+        players = {(WRAPPERS, 1): wrapped_game(), (ALE_ALONE, 1): ale_alone()}
     players[ALONE, 1] = alone(games)
-    for threads in THREADS:
-        if threads > games:
-            continue
+    peers: list[Peer] = []
+    pythons = {ALE: Path(sys.executable), ENVPOOL: args.python}
+    asked = [who for who, python in pythons.items() if games <= args.most_peers and python.exists()]
+    for threads in (n for n in THREADS if n <= games):
         players[EMULATOR, threads] = cleanup.enter_context(vector(games, threads))
-        if games > args.most_peers:
-            continue
-        for who, python in ((ALE, Path(sys.executable)), (ENVPOOL, args.python)):
-            if python.exists():
-                peer = cleanup.enter_context(Peer(python, who, threads, games))
-                players[who, threads] = peer
-                peers.append(peer)
+        for who in asked:
+            peers.append(cleanup.enter_context(Peer(pythons[who], who, threads, games)))
+            players[who, threads] = peers[-1].measure
     for peer in peers:  # they build at the same time
         peer.wait()
     return players
@@ -239,36 +247,31 @@ def random_actions(games: int) -> Iterator[np.ndarray]:
     return cycle(np.random.default_rng(0).integers(6, size=(64, games)))
 
 
-class Peer:
+class Peer(ExitStack):
     """A vector environment of ALE or EnvPool, in a process of its own, which rests until asked."""
 
     def __init__(self, python: Path, who: str, threads: int, games: int) -> None:
+        super().__init__()
         self._who = who
-        program = Path(__file__).with_name("vector_loop.py")
-        command = [str(python), str(program), who, str(games), str(threads)]
+        command = [
+            python,
+            Path(__file__).with_name("vector_loop.py"),
+            who,
+            f"{games}",
+            f"{threads}",
+        ]
         pipe = subprocess.PIPE
-        self._started = started(command, grace=1.0, stdin=pipe, stdout=pipe)
+        self._process = self.enter_context(started(command, grace=1.0, stdin=pipe, stdout=pipe))
 
-    def __enter__(self) -> "Peer":
-        self._process = self._started.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._started.__exit__(*exception)
-
-    def wait(self) -> None:
-        """Until its games stand; to be called before it is measured."""
-        self._read()
-
-    def __call__(self, seconds: float) -> float:
-        """Agent steps per second."""
+    def measure(self, seconds: float) -> float:
+        """Agent steps per second, once its games stand."""
         print(seconds, file=self._process.stdin, flush=True)
-        return float(self._read())
+        return float(self.wait())
 
-    def _read(self) -> str:
+    def wait(self) -> str:
+        """The next line that it says; the first one when its games stand."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
+        if not (line := self._process.stdout.readline()):
             raise Failed(f"{self._who} ended; what it said is above")
         return line
 
@@ -288,7 +291,7 @@ def memory_per_game(games: int) -> tuple[float, float, float]:
     small = PongVectorEnv(2, seed=0, stack=1, threads=1)  # what the first one needs
     small.reset()
     small.step([0, 0])
-    process = psutil.Process(os.getpid())
+    process = psutil.Process()
     before = process.memory_info().rss
     envs = PongVectorEnv(games, seed=0, stack=1, threads=1)
     seen = envs.reset()[0]
@@ -297,56 +300,29 @@ def memory_per_game(games: int) -> tuple[float, float, float]:
     return (envs._state.nbytes + envs._noops.nbytes) / games, resident, seen.nbytes / games
 
 
-def starts_and_memory(record: dict[str, Any], games: int) -> list[str]:
-    """Measure both: for the record, and as notes."""
-    record["first_start_s"], record["cached_start_s"] = first, later = starts()
-    record["bytes_per_game"] = memory = in_fresh_process(memory_per_game, games)
-    state, resident, observation = memory
-    return [
-        f"First start {first:.1f} s (translated and compiled), later ones {later:.1f} s, from the "
-        "import to the end of the first step",
-        f"Bytes per game: state {state:,.0f}; resident memory with its observation {resident:,.0f},"
-        f" of which {observation:,.0f} are the observation",
-    ]
-
-
 def write(out: Path, record: dict[str, Any], notes: list[str], machine: str) -> str:
     """Record, table and chart of what was measured until now; returns the table."""
     (out / "emulator.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    found: dict[tuple[str, int, int], list[float]] = {}
+    found: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     for who, threads, games, rate in record["agent_steps_per_second"]:
-        found.setdefault((who, threads, games), []).append(rate / threads)
+        found[who, threads, games].append(rate / threads)
     sizes = sorted({games for _, _, games in found})
-    lines = list(dict.fromkeys((who, threads) for who, threads, _ in found))
-    rows = [
-        [who, f"{threads}", *(spread(found.get((who, threads, n), [])) for n in sizes)]
-        for who, threads in lines
-    ]
-
-    def ratio(name: str, one: Player, other: Player) -> list[str]:
-        pairs = [(found.get((*one, games)), found.get((*other, games))) for games in sizes]
+    players = list(dict.fromkeys(key[:2] for key in found))
+    rows = [[who, f"{n}", *(spread(found[who, n, games]) for games in sizes)] for who, n in players]
+    for name, one, other in RATIOS if (EMULATOR, 1) in players else ():
+        pairs = [(found[*one, games], found[*other, games]) for games in sizes]
         times = one[1] / other[1]
-        return [
-            name,
-            "",
-            *(f"{times * median(a) / median(b):.2f}x" if a and b else "" for a, b in pairs),
-        ]
-
-    if (EMULATOR, 1) in lines:
-        rows += [
-            ratio(f"{EMULATOR} / {ALE}, per core", (EMULATOR, 1), (ALE, 1)),
-            ratio(f"{EMULATOR}, two threads / one", (EMULATOR, 2), (EMULATOR, 1)),
-            ratio(f"{ALE}, two threads / one", (ALE, 2), (ALE, 1)),
-        ]
+        cells = (f"{times * median(a) / median(b):.2f}x" if a and b else "" for a, b in pairs)
+        rows.append([name, "", *cells])
     if record["not_measured"]:
         missing = " and ".join(f"{games:,}" for games in record["not_measured"])
         notes = [f"Not finished: {missing} games were not measured", *notes]
     header = ["who", "threads", *(f"{games:,} game{'s' * (games > 1)}" for games in sizes)]
     shown = max((games for games in sizes if games <= SHOWN), default=sizes[0])
     bars = [
-        charts.Bar(who, found[who, 1, shown], who)
-        for who, n in lines
-        if (who, 1, shown) in found and n == 1
+        charts.Bar(who, rates, who)
+        for who, n in players
+        if (rates := found[who, 1, shown]) and n == 1
     ]
     title = f"Agent steps of Pong per second, {shown} games in one thread"
     charts.bar_chart(out / "emulator.png", title, "agent steps per second", bars, machine)
@@ -354,13 +330,12 @@ def write(out: Path, record: dict[str, Any], notes: list[str], machine: str) -> 
 
 
 def write_translation(out: Path, args: argparse.Namespace, where: str) -> None:
-    """Measure, write and print what translating buys."""
+    """Measure, write and print what structure buys."""
     taken = translation.microseconds(args.rounds, args.seconds)
-    rows = [[way, spread(times)] for way, times in taken.items()]
     notes = [
         "Microseconds that an emulated frame takes of a core, nothing drawn; medians and ranges; "
-        f"after {translation.FRAMES:,} frames all have the same state",
+        f"after {translation.FRAMES:,} frames both have the same state",
         where,
     ]
-    header = ["way", "microseconds per frame"]
-    print(write_table(out / "translation", "What translating buys", header, rows, notes))
+    header, rows = ["way", "microseconds per frame"], [[way, spread(t)] for way, t in taken.items()]
+    print(write_table(out / "translation", "What structure buys", header, rows, notes))

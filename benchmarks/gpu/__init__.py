@@ -2,9 +2,8 @@
 
 Each step is a program with a time limit of its own, what it prints is kept in a file, and the
 summary is written anew after each. A step that fails, or that takes too long, does not stop
-the others; one for which there is no time left is left out, and none takes more than half of
-what is left. Started once more with the same
---out it does not repeat runs of rungs that are complete.
+the others; one for which there is no time left is left out, and none takes more than half of what
+is left. Started once more with the same --out it does not repeat runs of rungs that are complete.
 
     python -m benchmarks gpu --check               first: a page about this GPU in three minutes
     python -m benchmarks gpu --out results/h200
@@ -13,13 +12,10 @@ what is left. Started once more with the same
 """
 
 import argparse
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import torch
 
@@ -27,7 +23,7 @@ from benchmarks import UserError
 from benchmarks.arguments import add_counts, add_out
 from benchmarks.gpu.check import write_page
 from benchmarks.gpu.steps import STEPS, Step, steps
-from benchmarks.processes import started
+from benchmarks.processes import lines_of, run_for
 from benchmarks.report import here, output_folder, write_table
 from lib.running.machine import describe_machine
 
@@ -76,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
         for number, step in enumerate(planned, start=1):
             left = (deadline - time.monotonic()) / 60
             print(f"[{number}/{len(planned)}] {step.name}: {step.why}", flush=True)
-            outcomes.append(make(step, left, out))
-            print(f"    {line(outcomes[-1])}", flush=True)
+            outcomes.append(made := make(step, left, out))
+            print(f"    {made.how} after {made.minutes:.1f} minutes: {made.told}", flush=True)
             summarise(outcomes, where, out)
     finally:
         print(f"what held and what did not: {out / 'summary.md'}")
@@ -101,35 +97,14 @@ def make(step: Step, left: float, out: Path) -> Outcome:
     how = DONE
     with open(log, "w") as file:
         for command in step.commands:
-            code = execute(command, file, deadline - time.monotonic())
+            code = run_for(deadline - time.monotonic(), command, GRACE_SECONDS, file)
             if code is None:
                 how = TOO_LONG
                 break
             if code:
                 how = FAILED  # and go on: a table shows what there is
     minutes = (time.monotonic() - begin) / 60
-    return Outcome(step, how, minutes, last_line(log))
-
-
-def execute(command: Sequence[str], log: IO[str], seconds: float) -> int | None:
-    """Run a program; its exit code, None if it had to be stopped."""
-    full = [sys.executable, *command]
-    with started(full, GRACE_SECONDS, stdout=log, stderr=subprocess.STDOUT) as process:
-        try:
-            return process.wait(max(seconds, 0))
-        except subprocess.TimeoutExpired:
-            return None
-
-
-def last_line(log: Path) -> str:
-    """The end of what a program printed."""
-    lines = [text.strip() for text in log.read_text(errors="replace").splitlines() if text.strip()]
-    return lines[-1][:200] if lines else ""
-
-
-def line(outcome: Outcome) -> str:
-    """An outcome in a line."""
-    return f"{outcome.how} after {outcome.minutes:.1f} minutes: {outcome.told}"
+    return Outcome(step, how, minutes, (lines_of(log) or [""])[-1][:200])
 
 
 def summarise(outcomes: Sequence[Outcome], where: str, out: Path) -> None:

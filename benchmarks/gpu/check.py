@@ -9,19 +9,19 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from benchmarks.processes import lines_of, run_for
 from benchmarks.report import join_machine, write_table
-from benchmarks.runner import ROOT
 from lib.devices import compiler_fault, missing_device
 from lib.running.machine import describe_machine
 
 SECONDS = 170  # for all rungs; compiling takes most of it
+GRACE_SECONDS = 5  # for a rung that is asked to stop
 FRAMES = 2_000
 SMALL_BUFFER = ("--replay-initial", "500")
 RUNGS = {
@@ -98,18 +98,9 @@ def run_rung(rung: str, flags: list[str], out: Path, seconds: float) -> list[str
     command = [f"{rung}.py", "--max-frames", str(FRAMES), "--run-dir", str(out / "runs"), *flags]
     log = out / f"check-{rung}.txt"
     with open(log, "w") as file:
-        try:
-            ended = subprocess.run(
-                [sys.executable, *command],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                timeout=seconds,
-            )
-            how = f"exit code {ended.returncode}" if ended.returncode else "done"
-        except subprocess.TimeoutExpired:
-            how = f"stopped after {seconds:.0f} seconds"
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        code = run_for(seconds, command, GRACE_SECONDS, file)
+    how = {0: "done", None: f"stopped after {seconds:.0f} seconds"}.get(code, f"exit code {code}")
+    lines = lines_of(log)
     told = [line for line in lines if line.startswith(CHECKED)] + lines[-1:]
     speed = SPEED.search(lines[-1]) if lines else None
     return [rung, how, speed[1] if speed else "", "; ".join(told).replace("|", "/")]

@@ -10,7 +10,6 @@ requirements-peers.txt.
 """
 
 import argparse
-import json
 import re
 import sys
 import tempfile
@@ -97,19 +96,15 @@ def measure(contender: Contender, args: argparse.Namespace, seed: int) -> float:
     shared = ["--replay-initial", str(args.replay_initial), "--seed", str(seed)]
     shared += ["--cuda"] if args.cuda else []
     with tempfile.TemporaryDirectory() as folder:
+        interpreter, epsilon = str(args.python.absolute()), str(args.epsilon)
+        own = ["--epsilon", epsilon, "--frames", str(args.frames)]
         if contender.name == LADDER:
             interpreter = sys.executable
-            epsilon = str(args.epsilon)
             own = ["--epsilon-start", epsilon, "--epsilon-final", epsilon, "--run-dir", folder]
             own += ["--max-frames", str(args.replay_initial + args.frames)]
-        else:
-            interpreter = str(args.python.absolute())
-            own = ["--epsilon", str(args.epsilon), "--frames", str(args.frames)]
         command = [interpreter, contender.program, *contender.flags, *shared, *own]
         last = output_of(command, f"{contender.name} ({contender.program})")[-1]
-    if contender.name != LADDER:
-        return float(json.loads(last)["fps"])
-    found = re.search(r"([\d,.]+) FPS$", last)
+    found = re.search(r"([\d,.]+)( FPS)?$", last)
     if not found:
         raise Failed(f"{contender.program} ended with {last!r}")
     return float(found[1].replace(",", ""))

@@ -1,6 +1,6 @@
 """DQN on Pong with ptan: the same work as the ladder's rungs, as a program.
 
-It runs in the peers' environment and prints a line of JSON.
+It runs in the peers' environment and prints its frames per second after filling.
 """
 
 import argparse
@@ -94,27 +94,37 @@ class Learner:
         self.optimizer.step()
 
 
-def serial(args: argparse.Namespace, learner: Learner) -> tuple[int, int, float]:
-    """Play in ``--envs`` environments in turn; returns frames, updates and seconds."""
+def measure(args: argparse.Namespace, learner: Learner, buffer: Any, play: Any, batch: int) -> None:
+    """Play and learn in turn, and print the rate; ``play`` returns how many frames it played."""
+    begin, frames, updates = time.perf_counter(), 0, 0
+    while frames < args.frames:
+        frames += play()
+        learner.update(buffer.sample(batch))
+        updates += 1
+        if updates % 1_000 == 0:
+            learner.target.load_state_dict(learner.net.state_dict())
+    if args.cuda:
+        torch.cuda.synchronize()
+    print(frames / (time.perf_counter() - begin))
+
+
+def serial(args: argparse.Namespace, learner: Learner) -> None:
+    """Play in ``--envs`` environments in turn."""
     envs = [make_env() for _ in range(args.envs)]
     source = make_source(envs, learner.net, args.epsilon, learner.device)
     buffer = ptan.experience.ExperienceReplayBuffer(source, 100_000)
     buffer.populate(args.replay_initial)
-    begin, frames, updates = time.perf_counter(), 0, 0
-    while frames < args.frames:
+
+    def play() -> int:
         buffer.populate(args.envs)
-        frames += args.envs
-        learner.update(buffer.sample(32 * args.envs))
         source.pop_rewards_steps()
-        updates += 1
-        if updates % 1_000 == 0:
-            learner.target.load_state_dict(learner.net.state_dict())
-    synchronize(learner.device)
-    return frames, updates, time.perf_counter() - begin
+        return args.envs
+
+    measure(args, learner, buffer, play, 32 * args.envs)
 
 
-def parallel(args: argparse.Namespace, learner: Learner) -> tuple[int, int, float]:
-    """Play in a process of its own; returns frames, updates and seconds."""
+def parallel(args: argparse.Namespace, learner: Learner) -> None:
+    """Play in a process of its own."""
     learner.net.share_memory()
     context = multiprocessing.get_context("spawn")
     queue = context.Queue(maxsize=QUEUE_SIZE)
@@ -125,40 +135,29 @@ def parallel(args: argparse.Namespace, learner: Learner) -> tuple[int, int, floa
     buffer = ptan.experience.ExperienceReplayBuffer(None, 100_000)
     for _ in range(args.replay_initial):
         buffer._add(queue.get())
-    begin, frames, updates = time.perf_counter(), 0, 0
-    while frames < args.frames:
+
+    def receive() -> int:
         new = [queue.get()]  # at least one, then what is there, as the rung does
         while len(new) < QUEUE_SIZE and not queue.empty():
             new.append(queue.get())
         for experience in new:
             buffer._add(experience)
-        frames += len(new)
-        learner.update(buffer.sample(32 * STEPS))
-        updates += 1
-        if updates % 1_000 == 0:
-            learner.target.load_state_dict(learner.net.state_dict())
-    synchronize(learner.device)
-    seconds = time.perf_counter() - begin
+        return len(new)
+
+    measure(args, learner, buffer, receive, 32 * STEPS)
     player.kill()
     player.join()
-    return frames, updates, seconds
-
-
-def synchronize(device: str) -> None:
-    """Wait for the GPU."""
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def main() -> None:
-    """Read the flags, run, print."""
+    """Read the flags, run."""
     parser = work.parser(__doc__)
     parser.add_argument("--parallel", action="store_true", help="play in a process of its own")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)
     loop = parallel if args.parallel else serial
-    work.report(*loop(args, Learner("cuda" if args.cuda else "cpu")))
+    loop(args, Learner("cuda" if args.cuda else "cpu"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""What the peers' programs have in common: their flags, and the line that they print."""
+"""What the peers' programs have in common: their flags."""
 
 import argparse
-import json
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -14,8 +13,3 @@ def parser(description: str) -> argparse.ArgumentParser:
     flags.add_argument("--seed", type=int, default=0)
     flags.add_argument("--cuda", action="store_true")
     return flags
-
-
-def report(frames: int, updates: int, seconds: float) -> None:
-    """Print what was measured after filling."""
-    print(json.dumps({"frames": frames, "updates": updates, "fps": frames / seconds}))

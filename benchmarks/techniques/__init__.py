@@ -11,7 +11,6 @@ what the others are compared with. What this machine cannot run is listed with t
 import argparse
 import statistics
 import warnings
-from collections.abc import Callable
 
 from tqdm import tqdm
 
@@ -19,16 +18,15 @@ from benchmarks import charts
 from benchmarks.arguments import add_counts, add_out
 from benchmarks.report import here, output_folder, short_machine, write_table
 from benchmarks.techniques.environments import environments
-from benchmarks.techniques.measuring import Alternative, Result, Settings, measure
-from benchmarks.techniques.network import NETWORK
+from benchmarks.techniques.measuring import Result, Settings, measure
+from benchmarks.techniques.network import IN_FRESH_PROCESSES, IN_TURN
 from benchmarks.techniques.replay import replay
 from benchmarks.timing import chosen_device
 from lib.running.machine import describe_machine, prepare_torch
 
-TECHNIQUES: dict[str, Callable[[Settings], list[Alternative]]] = {
-    **NETWORK,
-    "environments": environments,
-    "replay": replay,
+TECHNIQUES = {
+    technique.__name__.replace("_", "-"): technique
+    for technique in (*IN_TURN, *IN_FRESH_PROCESSES, environments, replay)
 }
 HEADER = ["technique", "work", "alternative", "median", "spread", "unit", "gain", "gain's spread"]
 NOTES = [
@@ -70,9 +68,8 @@ def run(args: argparse.Namespace) -> int:
     with tqdm(total=len(args.only) * args.repeats, unit="round", disable=None) as bar:
         for technique in args.only:
             bar.set_description(technique)
-            settings = Settings(
-                device, args.batch_size, args.milliseconds / 1e3, args.envs, args.transitions
-            )
+            length = args.milliseconds / 1e3
+            settings = Settings(device, args.batch_size, length, args.envs, args.transitions)
             with settings.cleanup:
                 alternatives = TECHNIQUES[technique](settings)
                 results += measure(technique, alternatives, args.repeats, bar.update)

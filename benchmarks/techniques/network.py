@@ -6,7 +6,7 @@ Two need a fresh process for every measurement: freed memory, and denormal numbe
 import copy
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -26,7 +26,7 @@ from benchmarks.techniques.measuring import (
     milliseconds,
 )
 from benchmarks.timing import WARM_UP
-from lib.learning.dqn_model import DQN, adam
+from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
 from lib.running.machine import keep_freed_memory
@@ -41,37 +41,34 @@ class Learner:
     Args:
         settings: batch size and, unless another is given, the device.
         network: makes the network.
-        optimizer: makes the optimizer.
         dtype: of autocast; None for full precision.
         scale: the loss, so that float16 gradients do not vanish.
         device: instead of that of the settings.
-        flags: makes a context manager, under which the work is done.
+        flags: makes a context manager, under which the network works.
+        adam: how Adam goes through its parameters.
     """
 
     def __init__(
         self,
         settings: Settings,
         network: Callable[..., nn.Module] = DQN,
-        optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
         dtype: torch.dtype | None = None,
         scale: bool = False,
         device: str = "",
-        flags: Callable[[], AbstractContextManager] | None = None,
+        flags: Callable[[], AbstractContextManager] = nullcontext,
+        **adam: bool,
     ) -> None:
         self.device = torch.device(device) if device else settings.device
         torch.manual_seed(0)  # the same weights for every alternative
         self.net = network(SHAPE, ACTIONS).to(self.device)
         self.target = copy.deepcopy(self.net)
-        make_optimizer = optimizer or partial(adam, learning_rate=DEFAULTS.learning_rate)
-        self.optimizer = make_optimizer(self.net)
+        kind = adam or {"fused": True}  # as the rungs do
+        self.optimizer = torch.optim.Adam(self.net.parameters(), DEFAULTS.learning_rate, **kind)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=scale)
-        self.dtype = dtype
+        self.dtype, self.flags = dtype, flags
         batches = random_batches(settings)
         self.state = batches[0].states[:1]
         self.batches = cycle([to_device(batch, self.device) for batch in batches])
-        if flags:
-            self.forward = under(flags, self.forward)  # type: ignore[method-assign]
-            self.update = under(flags, self.update)  # type: ignore[method-assign]
 
     def act(self) -> None:
         """Choose the action for one state, which comes from the CPU."""
@@ -80,7 +77,7 @@ class Learner:
 
     def forward(self) -> None:
         """Value the states of a batch, without gradients."""
-        with torch.no_grad(), self.autocast():
+        with torch.no_grad(), self.autocast(), self.flags():
             self.net(next(self.batches).states)
 
     def update(self) -> None:
@@ -88,7 +85,8 @@ class Learner:
         batch = next(self.batches)
         # New rewards every time: on batches learned by heart the gradients become denormal
         # numbers, which are slow.
-        self.learn(batch._replace(rewards=torch.randn_like(batch.rewards)))
+        with self.flags():
+            self.learn(batch._replace(rewards=torch.randn_like(batch.rewards)))
 
     def learn(self, batch: Batch) -> None:
         """One gradient step."""
@@ -101,19 +99,13 @@ class Learner:
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
+    def step(self) -> None:
+        """Adam alone, with the gradients of the last update."""
+        self.optimizer.step()
+
     def autocast(self) -> torch.autocast:
         """The precision that was asked for."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
-
-
-def under(flags: Callable[[], AbstractContextManager], work: Callable[[], None]) -> Any:
-    """The work, under some of torch's flags."""
-
-    def flagged() -> None:
-        with flags():
-            work()
-
-    return flagged
 
 
 def random_batches(settings: Settings) -> list[Batch]:
@@ -168,7 +160,7 @@ def on_gpu(settings: Settings, make: Callable[..., Any], *args: Any, **named: An
 def device(settings: Settings) -> list[Alternative]:
     """CPU against GPU."""
     gpu = on_gpu(settings, Learner, device="cuda")
-    ways = {"CPU": lambda: Learner(settings, device="cpu"), "GPU": gpu}
+    ways = {"CPU": partial(Learner, settings, device="cpu"), "GPU": gpu}
     return at_work(settings, ways, ("act", "forward", "update"))
 
 
@@ -217,8 +209,7 @@ class Captured(Learner):
     """Forward pass and update as captured CUDA graphs, fed through tensors that stay in place."""
 
     def __init__(self, settings: Settings) -> None:
-        kind = {"lr": DEFAULTS.learning_rate, "fused": True, "capturable": True}
-        super().__init__(settings, optimizer=lambda net: torch.optim.Adam(net.parameters(), **kind))
+        super().__init__(settings, fused=True, capturable=True)
         self.static = Batch(*(tensor.clone() for tensor in next(self.batches)))
         self.forward_graph = self.capture(torch.no_grad()(lambda: self.net(self.static.states)))
         self.update_graph = self.capture(lambda: self.learn(self.static))
@@ -263,9 +254,10 @@ def compilation(settings: Settings) -> list[Alternative]:
             raise NotRun("no C++ compiler")
         return changed(torch.compile)
 
+    example = torch.zeros((1, *SHAPE), dtype=torch.uint8, device=settings.device)
     ways = {
         "eager": lambda: Learner(settings),
-        "TorchScript": lambda: changed(torch.jit.script),
+        "TorchScript": lambda: changed(partial(torch.jit.trace, example_inputs=example)),
         "torch.compile": compiled,
         "CUDA graph": on_gpu(settings, Captured),
     }
@@ -286,24 +278,18 @@ def relu(settings: Settings) -> list[Alternative]:
     return at_work(settings, {"new memory": partial(new, new_memory), "in place": new})
 
 
-class Stepping(Learner):
-    """A learner with one of the kinds of Adam."""
-
-    def __init__(self, settings: Settings, **kind: bool) -> None:
-        rate = DEFAULTS.learning_rate
-        super().__init__(
-            settings, optimizer=lambda net: torch.optim.Adam(net.parameters(), rate, **kind)
-        )
-        self.update()  # gradients to step with
-        self.step = self.optimizer.step
-
-
 def optimizer(settings: Settings) -> list[Alternative]:
     """Adam tensor by tensor, by lists of tensors, and fused."""
+
+    def stepping(**kind: bool) -> Learner:
+        learner = Learner(settings, **kind)
+        learner.update()  # gradients to step with
+        return learner
+
     ways = {
-        "tensor by tensor": partial(Stepping, settings, foreach=False, fused=False),
-        "foreach": partial(Stepping, settings, foreach=True),
-        "fused": partial(Stepping, settings, fused=True),
+        "tensor by tensor": partial(stepping, foreach=False, fused=False),
+        "foreach": partial(stepping, foreach=True),
+        "fused": partial(stepping, fused=True),
     }
     return at_work(settings, ways, ("step", "update"))
 
@@ -360,9 +346,8 @@ def fresh_update(batch_size: int, seconds: float, keep: bool, flush: bool, idle:
             hidden.bias[:half] = -1e6
         learner.update()  # Adam makes its state
         for parameter in (hidden.weight, hidden.bias):
-            state = learner.optimizer.state[parameter]
-            state["exp_avg"][:half] = 1e-40
-            state["exp_avg_sq"][:half] = 1e-40
+            for moment in ("exp_avg", "exp_avg_sq"):
+                learner.optimizer.state[parameter][moment][:half] = 1e-40
     return milliseconds(learner.update, seconds)()
 
 
@@ -370,11 +355,11 @@ def in_fresh_processes(
     settings: Settings, ways: dict[str, tuple[bool, bool, bool]]
 ) -> list[Alternative]:
     """An update under each way of (keep, flush, idle)."""
-
-    def build(way: tuple[bool, bool, bool]) -> Measure:
-        return lambda: in_fresh_process(fresh_update, settings.batch_size, settings.seconds, *way)
-
-    return [Alternative("update, CPU", name, partial(build, way)) for name, way in ways.items()]
+    work = partial(in_fresh_process, fresh_update, settings.batch_size, settings.seconds)
+    return [
+        Alternative("update, CPU", name, lambda way=way: partial(work, *way))
+        for name, way in ways.items()
+    ]
 
 
 def freed_memory(settings: Settings) -> list[Alternative]:
@@ -389,15 +374,5 @@ def denormals(settings: Settings) -> list[Alternative]:
     return in_fresh_processes(settings, ways)
 
 
-NETWORK: dict[str, Callable[[Settings], list[Alternative]]] = {
-    "device": device,
-    "memory-format": memory_format,
-    "precision": precision,
-    "cudnn-benchmark": cudnn_benchmark,
-    "compilation": compilation,
-    "relu": relu,
-    "optimizer": optimizer,
-    "copies": copies,
-    "freed-memory": freed_memory,
-    "denormals": denormals,
-}
+IN_TURN = device, memory_format, precision, cudnn_benchmark, compilation, relu, optimizer, copies
+IN_FRESH_PROCESSES = freed_memory, denormals

@@ -24,12 +24,12 @@ class ObjectBuffer:
     """The usual replay buffer: a list with an object per transition, which holds both states.
 
     Args:
-        capacity: transitions to hold.
         stack: makes a state of its frames; ``LazyFrames`` shares them between states.
+        capacity: transitions to hold.
         device: where batches go.
     """
 
-    def __init__(self, capacity: int, stack: Callable[..., Any], device: Any) -> None:
+    def __init__(self, stack: Callable[..., Any], capacity: int, device: Any) -> None:
         self.capacity, self.stack, self.device = capacity, stack, torch.device(device)
         self.entries: list[tuple[Any, int, float, bool, Any]] = []
         self.position = 0
@@ -64,16 +64,11 @@ class ObjectBuffer:
         return Batch(*(tensor.to(self.device) for tensor in batch))
 
 
-def make_buffer(kind: str, capacity: int, device: Any = "cpu") -> ObjectBuffer | ReplayBuffer:
-    """One of the buffers that are compared."""
-    if kind == "list of arrays":
-        return ObjectBuffer(capacity, np.concatenate, device)
-    if kind == "list of lazy frames":
-        return ObjectBuffer(capacity, LazyFrames, device)
-    return ReplayBuffer(capacity, SHAPE, device)
-
-
-BUFFERS = ("list of arrays", "list of lazy frames", "lib.ReplayBuffer")
+BUFFERS: dict[str, Callable[..., ObjectBuffer | ReplayBuffer]] = {  # of a capacity, on a device
+    "list of arrays": partial(ObjectBuffer, np.concatenate),
+    "list of lazy frames": partial(ObjectBuffer, LazyFrames),
+    "lib.ReplayBuffer": lambda capacity, device: ReplayBuffer(capacity, SHAPE, device),
+}
 
 
 def transitions(count: int) -> Iterator[Transition]:
@@ -94,7 +89,7 @@ def transitions(count: int) -> Iterator[Transition]:
 
 def full_buffer(kind: str, count: int, device: Any = "cpu") -> ObjectBuffer | ReplayBuffer:
     """A buffer of made-up experience."""
-    buffer = make_buffer(kind, count, device)
+    buffer = BUFFERS[kind](count, device)
     for transition in transitions(count):
         buffer.append(transition)
     return buffer
@@ -124,7 +119,7 @@ def replay(settings: Settings) -> list[Alternative]:
     """Rates of inserting and sampling, and memory."""
 
     def insert(kind: str) -> Measure:
-        buffer = make_buffer(kind, settings.transitions)
+        buffer = BUFFERS[kind](settings.transitions, "cpu")
         ready = list(transitions(min(EPISODE, settings.transitions)))
 
         def fill() -> None:
@@ -144,14 +139,14 @@ def replay(settings: Settings) -> list[Alternative]:
     def resident(kind: str) -> Measure:
         return lambda: in_fresh_process(resident_bytes, kind, settings.transitions) / 1e6
 
-    tasks: list[tuple[str, Callable[[str], Measure], str]] = [
-        ("insert", insert, "transitions per second"),
-        ("sample", sample, "batches per second"),
-        ("memory of a transition", allocated, "bytes"),
-        ("resident memory when full", resident, "MB"),
-    ]
+    tasks: dict[str, tuple[Callable[[str], Measure], str]] = {
+        "insert": (insert, "transitions per second"),
+        "sample": (sample, "batches per second"),
+        "memory of a transition": (allocated, "bytes"),
+        "resident memory when full": (resident, "MB"),
+    }
     return [
-        Alternative(task, kind, partial(make, kind), unit)
-        for task, make, unit in tasks
+        Alternative(task, kind, partial(build, kind), unit)
+        for task, (build, unit) in tasks.items()
         for kind in BUFFERS
     ]
