@@ -269,7 +269,7 @@ def _follow(
         signal.signal(number, signal.SIG_IGN)  # they reach all; the first learner decides
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115, the first learner says it
     tqdm.set_lock(threading.RLock())  # its own would outlive a learner that is killed
-    prepare_torch(hp.seed)
+    prepare_torch(hp.seed + rank)  # it draws samples of its own; weights it gets from the first
     torch.set_num_threads(hp.torch_threads)
     exit_code = 0
     nobody: Any = None  # the first learner logs
