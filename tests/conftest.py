@@ -116,21 +116,31 @@ class Ran(NamedTuple):
 
 
 def short_run(script: str) -> list[str]:
-    """The flags of the shared run of a rung: long enough for a game, and for updates after it."""
+    """The flags of the shared run of a rung: it ends a game, and makes 300 updates or so.
+
+    Updates take much more time than frames, so training begins late.
+    """
+    envs, frames = envs_of(script), frames_of(script)
     flags = ["--seed", "5", "--learning-rate", "2e-4", "--epsilon-frames", "400"]
     flags += ["--checkpoint-replay", "--stop-reward", "100"]
-    flags += ["--batch-size", "4", "--max-frames", str(frames_of(script))]
-    if script not in SERIAL[:2] + PARALLEL:
-        flags += ["--envs", "2"]
+    flags += ["--batch-size", "4", "--max-frames", str(frames)]
+    if envs > 1:
+        flags += ["--envs", str(envs)]
     if script in SPEEDRUNS:
         return [*flags, "--rollout", "16", "--epochs", "1", "--checkpoint-every", "100"]
     # The target network is copied often, so its values are a part of what is learned.
-    return [*flags, "--replay-initial", "300", "--replay-size", "1000", "--target-sync", "50"]
+    filled = str(frames - 300 * envs)
+    return [*flags, "--replay-initial", filled, "--replay-size", filled, "--target-sync", "50"]
+
+
+def envs_of(script: str) -> int:
+    """The environments of ``short_run``."""
+    return 1 if script in SERIAL[:2] + PARALLEL else 2
 
 
 def frames_of(script: str) -> int:
     """The frames of ``short_run``; two games take twice as long as one."""
-    return 1_100 if script in SERIAL[:2] + PARALLEL else 2_000
+    return 1_100 * envs_of(script)
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ def test_it_prints_every_score_and_their_mean(script, trained, play):
     scores = [int(re.search(r"score +(-?\d+)", line)[1]) for line in games]
     assert len(scores) == 2
     assert last.startswith(f"2 games, mean {sum(scores) / 2:.2f}, ")
-    assert play(run, "--episodes", 2, "--epsilon", 1).stdout == result.out
+    assert play(run, "--episodes", 2, "--epsilon", 1).out == result.out
 
 
 def test_as_a_program(trained):

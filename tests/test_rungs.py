@@ -18,6 +18,7 @@ from conftest import (
     SERIAL,
     SPEEDRUNS,
     curves,
+    envs_of,
     frames_of,
     read_events,
     run_rung,
@@ -51,7 +52,7 @@ def test_trains_and_leaves_its_record(script, trained):
     assert {f"episodes/{name}" for name in ("reward", "avg_reward", "steps")} <= tags
     outcome = {name: events.Scalars(f"outcome/{name}")[0].value for name in ("frames", "updates")}
     assert frames <= outcome["frames"] < frames + 12
-    assert outcome["updates"] > (50 if script in PARALLEL else 200)
+    assert outcome["updates"] > (30 if script in PARALLEL else 200)
     if outcome["updates"] >= 100:
         names = ("loss", "avg_loss", "epsilon", "fps", "avg_fps", "frames", "time_passed")
         assert {f"train/{name}" for name in names} <= tags
@@ -99,7 +100,7 @@ def test_solved_is_exit_code_0(tmp_path):
 def test_same_seed_same_run_bit_for_bit_even_if_it_was_interrupted(script, trained, tmp_path):
     flags = short_run(script)
     if script in SERIAL:
-        first = ("--max-frames", str(frames_of(script) // 2))
+        first = ("--max-frames", str(frames_of(script) - 150 * envs_of(script)))
         assert run_rung(script, tmp_path, *flags, *first).returncode == 0
         (run,) = tmp_path.iterdir()
         flags = ["--resume", str(run), "--stop-reward", "100"]
@@ -115,7 +116,7 @@ def test_slow_gradients_change_no_number(trained):
     """00 does the arithmetic of 01: what it leaves on costs time and memory, nothing else."""
     slow, usual = (curves(trained(script).folder.parent) for script in SERIAL[:2])
     assert slow == usual  # bit for bit; avg_loss is made of every loss
-    assert len({value for tag, _, value in usual if tag == "train/avg_loss"}) >= 7
+    assert len({value for tag, _, value in usual if tag == "train/avg_loss"}) == 3
 
 
 def test_amp_and_a_copy_of_the_network_for_the_player(tmp_path):
