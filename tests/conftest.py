@@ -1,16 +1,20 @@
 """Shared by the tests: small environments with pictures, and rungs run as programs."""
 
-import fcntl
+import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from filelock import FileLock
 from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -37,16 +41,24 @@ def denormal_numbers() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def console() -> None:
-    """The emulator is compiled: by one worker, while the others wait."""
+    """The emulator is compiled: by one process, while the others wait."""
     from emulator import PongVectorEnv
     from emulator.compiling import folder
 
-    with open(folder() / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(folder() / "lock"):
         envs = PongVectorEnv(2, seed=0)
         envs.reset()
         envs.step(np.zeros(2, int))
         envs.screen(0)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """The test may change what signals do."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class Scripted(gym.Env):
@@ -88,10 +100,93 @@ class Scripted(gym.Env):
         return self._picture(), reward, terminated, False, {}
 
 
-def run_rung(script: str, folder: Path, *flags: str, timeout: float = 120) -> Any:
-    """Run a rung to its end."""
+def run_rung(script: str, folder: Path, *flags: str, timeout: float = 600) -> Any:
+    """Run a rung to its end; other programs may use the cores, so it may take its time."""
     command = [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder)]
     return subprocess.run([*command, *flags], capture_output=True, text=True, timeout=timeout)
+
+
+class Ran(NamedTuple):
+    """A program that ended, and the folder of its run."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    folder: Path
+
+
+def short_run(script: str) -> list[str]:
+    """The flags of the shared run of a rung: it ends a game, and makes 300 updates or so.
+
+    Updates take much more time than frames, so training begins late.
+    """
+    envs, frames = envs_of(script), frames_of(script)
+    flags = ["--seed", "5", "--learning-rate", "2e-4", "--epsilon-frames", "400"]
+    flags += ["--checkpoint-replay", "--stop-reward", "100"]
+    flags += ["--batch-size", "4", "--max-frames", str(frames)]
+    if envs > 1:
+        flags += ["--envs", str(envs)]
+    if script in SPEEDRUNS:
+        return [*flags, "--rollout", "16", "--epochs", "1", "--checkpoint-every", "100"]
+    # The target network is copied often, so its values are a part of what is learned.
+    filled = str(frames - 300 * envs)
+    return [*flags, "--replay-initial", filled, "--replay-size", filled, "--target-sync", "50"]
+
+
+def envs_of(script: str) -> int:
+    """The environments of ``short_run``."""
+    return 1 if script in SERIAL[:2] + PARALLEL else 2
+
+
+def frames_of(script: str) -> int:
+    """The frames of ``short_run``; two games take twice as long as one."""
+    return 1_100 * envs_of(script)
+
+
+@pytest.fixture(scope="session")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str], Ran]:
+    """Gives the shared run of a rung, which trained once for all tests; they leave it as it is."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers
+
+    def trained(script: str) -> Ran:
+        if script in SPEEDRUNS[1:]:
+            request.getfixturevalue("console")
+        place = folder / f"trained-{script}"
+        told = place.with_suffix(".json")
+        with FileLock(place.with_suffix(".lock")):  # one worker trains, the others wait
+            if not told.exists():
+                ran = run_rung(script, place, *short_run(script))
+                told.write_text(json.dumps([ran.returncode, ran.stdout, ran.stderr]))
+        (run,) = place.iterdir()
+        return Ran(*json.loads(told.read_text()), run)
+
+    return trained
+
+
+@pytest.fixture
+def trained_copy(trained: Callable[[str], Ran], tmp_path: Path) -> Callable[[str], Path]:
+    """Gives a copy of the folder of the shared run of a rung, alone in its folder."""
+    return lambda script: copy_run(trained(script).folder, tmp_path / "runs")
+
+
+def copy_run(run: Path, place: Path) -> Path:
+    """A copy of a run's folder."""
+    return Path(shutil.copytree(run, place / run.name))
+
+
+def curves(folder: Path) -> list[tuple[str, int, float]]:
+    """All points of the only run in the folder, but those that tell the time."""
+    events = read_events(folder)
+    return [
+        (tag, point.step, point.value)
+        for tag in sorted(events.Tags()["scalars"])
+        if not re.search("fps|time_passed|seconds|minutes", tag)
+        for point in events.Scalars(tag)
+    ]
 
 
 def read_events(folder: Path) -> EventAccumulator:

@@ -3,6 +3,7 @@
 from itertools import chain
 
 import numpy as np
+import pytest
 import torch
 from gymnasium.vector import VectorEnv
 
@@ -34,6 +35,7 @@ class Tensors:
         return (*map(torch.from_numpy, arrays), info)
 
 
+@pytest.mark.usefixtures("console")
 def test_states_rewards_ends_and_games_are_those_of_the_cpu():
     choice = {"stack": 3, "seed": 5, "rows": (13, 78), "actions": (0, 2, 3)}
     here = StackedVectorEnv(PongVectorEnv(GAMES, **SETTINGS), **choice)

@@ -1,6 +1,7 @@
 """The emulator against ALE, and as a vector environment."""
 
 import re
+import threading
 from collections.abc import Callable
 
 import gymnasium
@@ -28,7 +29,7 @@ from gymnasium.error import (
     ResetNeeded,
 )
 
-from emulator import EmulatorError, vector_env
+from emulator import EmulatorError, threads, vector_env
 
 pytestmark = pytest.mark.usefixtures("console")
 RANDOM = np.random.default_rng(0).integers(6, size=(2_000, 4))  # actions of 4 games
@@ -101,8 +102,6 @@ def test_games_go_on_after_every_kind_of_reset_as_those_of_ale() -> None:
 
 def test_threads_make_no_difference() -> None:
     one, two, three = (envs(threads=n) for n in (1, 2, 3))
-    assert len(one._shares) == 1
-    assert len(three._shares) == 3
     for each in (one, two, three):
         each.reset()
     for actions in RANDOM[:800]:
@@ -111,6 +110,31 @@ def test_threads_make_no_difference() -> None:
             assert all(np.array_equal(a, b) for a, b in zip(steps[0][:4], step[:4], strict=True))
     assert np.array_equal(one.ram, three.ram)
     assert len(np.unique(one.ram, axis=0)) == 4, "games differ from each other"
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("how", ["step", "send"])
+def test_so_many_threads_play_at_once(
+    number: int, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits in the midst of its step until all of them are there."""
+    games, together, shares = envs(threads=number), threading.Barrier(number), []
+    games.reset()
+
+    def step_games(state: np.ndarray, begin: int, end: int, *rest: object) -> int:
+        together.wait(timeout=60)
+        shares.append(range(begin, end))
+        return play_share(state, begin, end, *rest)
+
+    play_share = threads.step_games
+    monkeypatch.setattr(threads, "step_games", step_games)
+    if how == "step":
+        games.step([0] * 4)
+    else:
+        games.send([0] * 4)
+        games.recv()
+    assert len(shares) == number
+    assert sorted(game for share in shares for game in share) == [0, 1, 2, 3]
 
 
 def test_sending_and_receiving_is_a_step() -> None:

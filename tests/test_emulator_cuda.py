@@ -70,6 +70,7 @@ def play(settings, actions):
 
 
 @needs_cuda
+@pytest.mark.usefixtures("console")
 @pytest.mark.parametrize(
     ("settings", "steps", "games"),
     [

@@ -12,16 +12,21 @@ import pytest
 from conftest import ROOT
 
 from emulator import EmulatorError
-from emulator.compiling import _made, kept_in
+from emulator.compiling import kept_in
 from emulator.rom import read_rom
 
 PACKAGE = ROOT / "emulator"
 NO_NUMBA = "import sys; sys.modules['numba'] = None"
-NO_ROM = "import emulator.rom, pathlib; emulator.rom._installed_rom = lambda: pathlib.Path('/none')"
+NO_ROM = (  # an ale-py whose folder has none
+    "import importlib.util as util, types; found = util.find_spec; "
+    "util.find_spec = lambda name, *more: types.SimpleNamespace(origin='/none/ale_py.py') "
+    "if name == 'ale_py' else found(name, *more)"
+)
 
 
 @pytest.mark.parametrize(
-    ("without", "told"), [(NO_NUMBA, "Numba, which compiles"), (NO_ROM, "no ROM at /none (No such")]
+    ("without", "told"),
+    [(NO_NUMBA, "Numba, which compiles"), (NO_ROM, "no ROM at /none/roms/pong.bin (No such")],
 )
 def test_the_rung_says_in_one_line_what_is_missing(without: str, told: str, tmp_path: Path) -> None:
     script = str(ROOT / "08_recompiled_pong.py")
@@ -57,22 +62,25 @@ def test_another_rom_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_what_has_long_been_of_no_use_is_deleted(tmp_path: Path) -> None:
-    old, new, other = (tmp_path / name for name in ("pong-old", "pong-new", "numba"))
+    kept = tmp_path / "__pycache__"
+    old, new, other = (kept / name for name in ("pong-old", "pong-new", "numba"))
     for folder in (old, new, other):
-        folder.mkdir()
+        folder.mkdir(parents=True)
         (folder / "file").touch()
     for folder in (old, other):
         os.utime(folder, (0, time.time() - 2 * 24 * 3600))
-    assert _made(tmp_path, "pong-now").is_dir()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["numba", "pong-new", "pong-now"]
+    now = kept_in(tmp_path)
+    assert now.is_dir()
+    assert set(kept.iterdir()) == {other, new, now}
 
 
 def test_processes_that_begin_at_once_share_a_folder(tmp_path: Path) -> None:
     def made(number: int) -> Path:
-        parent = tmp_path / str(number // 8)
-        (parent / f"pong-{number}").mkdir(parents=True)
-        os.utime(parent / f"pong-{number}", (0, 0))
-        folder = _made(parent, "pong-now")
+        package = tmp_path / str(number // 8)
+        old = package / "__pycache__" / f"pong-{number}"
+        old.mkdir(parents=True)
+        os.utime(old, (0, 0))
+        folder = kept_in(package)
         (folder / str(number)).touch()  # still there
         return folder
 
@@ -82,10 +90,13 @@ def test_processes_that_begin_at_once_share_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_to_is_not_used(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(PermissionError):
-        _made(tmp_path, "pong-now")
+def test_a_folder_that_cannot_be_written_to_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = kept_in(tmp_path)
+    kept.chmod(0o500)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert kept_in(tmp_path) == tmp_path / "home/.cache/pong-emulator" / kept.name
 
 
 def test_without_a_home_the_package_keeps_what_was_compiled(

@@ -44,6 +44,7 @@ UPDATES = 12
 def load(script: str, edit: Callable[[str], str] = lambda source: source) -> types.ModuleType:
     """A rung, its source edited."""
     path = ROOT / f"{script}.py"
+    script = path.stem
     module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(script, path))
     sys.modules[script] = module  # where its player process, and dataclasses, look it up
     exec(compile(edit(path.read_text()), str(path), "exec"), module.__dict__)
@@ -143,6 +144,7 @@ class PongOnGpu:
         return (*(GpuTensor(torch.from_numpy(array)) for array in arrays), info)
 
 
+@pytest.mark.usefixtures("console")
 def test_where_games_are_played_on_the_gpu_nothing_is_waited_for(tmp_path, monkeypatch):
     module = load("08_recompiled_pong")
     announce, games = module.announce, []
@@ -195,69 +197,67 @@ def test_a_player_on_the_cpu_needs_no_gpu(tmp_path):
 
 MISTAKES = {
     "state left on the CPU": (
-        "01_baseline",
-        "target_net = copy.deepcopy(net)",
-        "target_net = copy.deepcopy(net).cpu()",
+        "target_net = copy.deepcopy(network)",
+        "target_net = copy.deepcopy(network).cpu()",
         "same device",
     ),
     "an index on the wrong side": (
-        "01_baseline",
-        "bellman_loss(net(batch.states), next_q,",
-        "bellman_loss(net(batch.states), next_q[torch.arange(len(next_q))],",
-        "01_baseline.py train.<locals>.process_batch",
+        "loss = learn()",
+        "loss = learn().expand(2)[torch.arange(1)].mean()",
+        "small_rung.py train.<locals>.process_batch",
+    ),
+    "an index on the wrong side, in a capture": (
+        "return net(net.compute, states)",
+        "return net(net.compute, states)[torch.arange(len(states))]",
+        "the CUDA graph that chooses actions: ",
     ),
     "a number of the CPU in a captured update": (
-        "06_compiled_update",
         "next_q, batch, hp.gamma)",
         "next_q, batch, torch.tensor(hp.gamma))",
         "stays what it is",
     ),
     "an if that asks the GPU": (
-        "03_parallel",
-        "        loss.backward()",
-        "        if loss > 1e9:\n            raise ValueError\n        loss.backward()",
-        "03_parallel.py train.<locals>.process_batch",
+        "        return loss\n\n    engine",
+        "        if loss > 1e9:\n            raise ValueError\n        return loss\n\n    engine",
+        "small_rung.py train.<locals>.process_batch",
     ),
     "numbers fetched in the loop": (
-        "03_parallel",
-        "        return loss.detach()",
-        "        loss.detach().cpu().numpy()\n        return loss.detach()",
-        "03_parallel.py train.<locals>.process_batch",
+        "        return loss\n\n    engine",
+        "        loss.cpu().numpy()\n        return loss\n\n    engine",
+        "small_rung.py train.<locals>.process_batch",
     ),
     "a capture of pageable copies": (
-        "06_compiled_update",
         "        net.adam(gradients)",
         "        loss = loss * torch.ones(1).to(run.device)\n        net.adam(gradients)",
         "in a capture",
     ),
     "pinned memory that is written while it is copied": (
-        "01_baseline",
-        "        optimizer.zero_grad()",
+        "        loss = learn()",
         "        pinned = torch.zeros(3).pin_memory()\n"
         "        there = pinned.to(run.device, non_blocking=True)\n"
         "        pinned.fill_(1)\n"
-        "        optimizer.zero_grad()",
+        "        loss = learn()",
         "changed while it was copied",
     ),
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_planted_mistakes_are_caught(mistake, tmp_path, monkeypatch):
+@pytest.mark.parametrize("mistake", [None, *MISTAKES])
+def test_planted_mistakes_are_caught(mistake, tmp_path):
     """Each of these would fail, wait or learn something else on a GPU, and does not on a CPU."""
-    script, right, wrong, complaint = MISTAKES[mistake]
-    monkeypatch.setattr(player.multiprocessing, "get_context", Threads)
+    right, wrong, complaint = MISTAKES.get(mistake, ("", "", ""))
 
     def plant(source: str) -> str:
-        assert source.count(right) == 1
+        assert mistake is None or source.count(right) == 1
         return source.replace(right, wrong)
 
-    settings = {"play_device": f"{NAME}:0"} if script == "03_parallel" else {}
-    module = load(script, plant)
+    module = load("tests/small_rung", plant)
     with in_place_of_cuda():
         try:
-            waits = train(module, tmp_path / "gpu", NAME, **settings).waits
+            waits = train(module, tmp_path, NAME, updates=3).waits
             found = " ".join([*waits, *left_out])
         except (RuntimeError, AssertionError) as error:
             found = str(error)
+    if mistake is None:
+        assert found == "agents.py EpsilonGreedyAgent.__call__"
     assert complaint in found

@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-from conftest import run_rung
 
 from tests.faults import campaign
 
@@ -28,12 +27,9 @@ def test_a_full_disk_leaves_the_last_checkpoint(saves, told):
         pytest.skip(str(error))
 
 
-def test_event_files_cut_anywhere(tmp_path):
-    flags = ("--replay-initial", "300", "--batch-size", "4", "--max-frames", "1500")
-    assert run_rung("01_baseline", tmp_path, *flags).returncode == 0
-    (run,) = tmp_path.iterdir()
+def test_event_files_cut_anywhere(trained):
     for _ in range(2):
-        campaign.cut_events(run, FEW)
+        campaign.cut_events(trained("01_baseline").folder, FEW)
 
 
 @pytest.mark.campaign

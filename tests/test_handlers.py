@@ -4,7 +4,6 @@ import math
 import signal
 import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -131,15 +130,6 @@ def test_curves_of_both_phases(tmp_path):
     times = [value for _, value in curve(tmp_path, "train/time_passed")]
     assert times == sorted(times)
     assert curve(tmp_path, "train/avg_fps")[-1][1] > 0
-
-
-@pytest.fixture
-def signals() -> Iterator[None]:
-    """The test may change what signals do."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, signals):

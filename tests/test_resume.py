@@ -1,36 +1,60 @@
 """Resumed runs: which runs can be resumed, and with what."""
 
-import shutil
+import runpy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conftest import SPEEDRUNS, read_events, run_rung
+from conftest import ROOT, SPEEDRUNS, frames_of, read_events, run_rung
+from test_rungs import options_of
 
 from lib.devices import has_bfloat16_units
-from lib.running.checkpoints import CheckpointError, find_checkpoint, read_checkpoint
+from lib.running.checkpoints import (
+    CheckpointError,
+    find_checkpoint,
+    read_checkpoint,
+)
 from lib.running.flags import parse
 from lib.running.options import ReplayOptions
 
 # What another machine would have chosen.
 FOREIGN = "float32" if has_bfloat16_units(torch.device("cpu")) else "bfloat16"
-QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run of the baseline."""
-    place = tmp_path_factory.mktemp("runs")
-    result = run_rung(
-        "01_baseline", place, *QUICK, "--max-frames", "900", "--learning-rate", "2e-4"
-    )
-    assert result.returncode == 0, result.stderr
-    (folder,) = place.iterdir()
-    return folder
 
 
 def everything(folder: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys) -> Callable[..., str]:
+    """Tries to resume a run, which changes nothing in its folder; the one line that says why."""
+
+    def refused(script: str, run: Path, *flags: str) -> str:
+        before = everything(run)
+        monkeypatch.setattr("sys.argv", [f"{script}.py"])
+        with pytest.raises(SystemExit) as end:
+            parse(options_of(script), "", ["--resume", str(run), *flags])
+        out, err = capsys.readouterr()
+        assert (end.value.code, out) == (2, "")
+        assert len(err.strip().splitlines()) == 1, err
+        assert everything(run) == before
+        return err
+
+    return refused
+
+
+def rewrite(run: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change what the latest checkpoints hold."""
+    for file in (run / "checkpoints").glob("latest-*.pt"):
+        kept = read_checkpoint(file)
+        file.unlink()  # it is mapped
+        torch.save(change(kept), file)
+
+
+def without(*names: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda kept: {name: part for name, part in kept.items() if name not in names}
 
 
 @pytest.mark.parametrize(
@@ -41,24 +65,21 @@ def everything(folder: Path) -> dict[str, bytes]:
         ("01_baseline", ("--seed", "3"), "--seed"),
     ],
 )
-def test_another_script_or_setting_is_refused(run, script, flags, word):
-    before = everything(run)
-    result = run_rung(script, run.parent, "--resume", str(run), *flags)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
-    assert word in result.stderr
-    assert everything(run) == before
+def test_another_script_or_setting_is_refused(script, flags, word, trained_copy, refused):
+    run = trained_copy("01_baseline")
+    assert word in refused(script, run, *flags)
 
 
-def test_threads_are_kept_and_may_change(run, monkeypatch):
+def test_threads_are_kept_and_may_change(trained_copy, monkeypatch):
     monkeypatch.setattr("sys.argv", ["01_baseline.py"])
+    run = trained_copy("01_baseline")
     resumed = ["--resume", str(run)]
     assert parse(ReplayOptions, "", resumed).threads == 0
     assert parse(ReplayOptions, "", [*resumed, "--threads", "2"]).threads == 2
 
 
-def test_damaged_and_foreign_checkpoints_are_refused(run, tmp_path):
-    whole = find_checkpoint(run, "latest")
+def test_damaged_and_foreign_checkpoints_are_refused(trained, refused, tmp_path):
+    whole = find_checkpoint(trained("01_baseline").folder, "latest")
     place = tmp_path / "run" / "checkpoints"
     place.mkdir(parents=True)
     with pytest.raises(CheckpointError, match="no checkpoint in a folder"):
@@ -72,78 +93,83 @@ def test_damaged_and_foreign_checkpoints_are_refused(run, tmp_path):
     }
     for damage in damages.values():
         damage()
-        before = everything(tmp_path)
-        result = run_rung("01_baseline", tmp_path, "--resume", str(place.parent))
-        assert (result.returncode, result.stdout) == (2, ""), result.stderr
-        assert len(result.stderr.strip().splitlines()) == 1, result.stderr
-        assert "latest-7.pt" in result.stderr
-        assert everything(tmp_path) == before
+        assert "latest-7.pt" in refused("01_baseline", place.parent)
 
 
-def test_a_checkpoint_holds_the_run(run):
-    checkpoint = read_checkpoint(find_checkpoint(run, "latest"))
+def test_a_checkpoint_holds_the_run(trained):
+    checkpoint = read_checkpoint(find_checkpoint(trained("01_baseline").folder, "latest"))
     assert checkpoint["settings"]["script"] == "01_baseline"
     assert checkpoint["settings"]["hyperparameters"]["learning_rate"] == 2e-4
-    assert checkpoint["progress"]["frames"] == 900
-    assert checkpoint["progress"]["iteration"] == 600  # the last frame ended the run
+    assert checkpoint["progress"]["frames"] == 1_100
+    assert checkpoint["progress"]["iteration"] == 300  # the last frame ended the run
     assert checkpoint["speed"]["seconds"] > 0
     assert set(checkpoint["net"]) == set(checkpoint["target_net"])
-    assert "buffer" not in checkpoint
 
 
-@pytest.mark.parametrize(
-    ("script", "flags"),
-    [
-        ("03_parallel", QUICK),
-        ("06_compiled_update", (*QUICK, "--envs", "2", "--checkpoint-replay")),
-        (
-            "07_speedrun",
-            ("--rollout", "50", "--envs", "2", "--batch-size", "4", "--precision", FOREIGN),
-        ),
-    ],
-)
-def test_the_other_rungs_resume_too(script, flags, tmp_path):
-    assert run_rung(script, tmp_path, *flags, "--max-frames", "900").returncode == 0
-    (run,) = tmp_path.iterdir()
+def resume(script: str, run: Path, more: int) -> None:
+    """Let a run go on for so many frames."""
     before = read_checkpoint(find_checkpoint(run, "latest"))
-    result = run_rung(script, tmp_path, "--resume", str(run), "--max-frames", "2500")
+    frames = frames_of(script) + more
+    result = run_rung(script, run.parent, "--resume", str(run), "--max-frames", str(frames))
     assert result.returncode == 0, result.stderr
-    assert list(tmp_path.iterdir()) == [run]
+    assert list(run.parent.iterdir()) == [run]
     after = read_checkpoint(find_checkpoint(run, "latest"))
-    assert after["progress"]["frames"] >= 2_500
+    assert after["progress"]["frames"] >= frames
     assert after["progress"]["iteration"] > before["progress"]["iteration"]
     assert after["speed"]["seconds"] > before["speed"]["seconds"]
     kept, resumed = (state["settings"]["hyperparameters"] for state in (before, after))
     changed = {name for name in kept if kept[name] != resumed[name]}
-    assert changed == {"max_frames", "resume"}  # not the precision, which another machine chose
-    events = read_events(tmp_path)
+    assert changed == {"max_frames", "resume", "run_dir"}  # where it was copied to
+    events = read_events(run.parent)
     for tag in events.Tags()["scalars"]:
         steps = [point.step for point in events.Scalars(tag)]
         assert steps == sorted(set(steps)), tag
     assert len(events.Scalars("outcome/frames")) == 1
 
 
+@pytest.mark.parametrize("script", ["03_parallel", "06_compiled_update"])
+def test_the_other_rungs_resume_too(script, trained_copy):
+    run = trained_copy(script)
+    if script == "03_parallel":
+        rewrite(run, without("buffer"))  # it is filled again
+    resume(script, run, 1_000 if script == "03_parallel" else 100)
+
+
+def test_the_precision_that_another_machine_chose_is_kept(trained_copy, monkeypatch):
+    def elsewhere(kept: dict[str, Any]) -> dict[str, Any]:
+        kept["settings"]["hyperparameters"]["precision"] = FOREIGN
+        return kept
+
+    run = trained_copy("07_speedrun")
+    rewrite(run, elsewhere)
+    monkeypatch.setattr("sys.argv", ["07_speedrun.py"])
+    resumed = parse(options_of("07_speedrun"), "", ["--resume", str(run)])
+    assert resumed.precision == FOREIGN
+
+
 @pytest.mark.parametrize("script", SPEEDRUNS)
-def test_the_average_of_a_speedrun_is_resumed(script, tmp_path):
-    flags = ("--rollout", "20", "--envs", "2", "--batch-size", "4", "--max-frames", "280")
-    assert run_rung(script, tmp_path, *flags).returncode == 0
-    (run,) = tmp_path.iterdir()
+def test_the_average_of_a_speedrun_is_resumed(script, trained_copy):
+    run = trained_copy(script)
     kept = read_checkpoint(find_checkpoint(run, "latest"))["net"]
     assert kept["average"].keys() == kept["weights"].keys()
-    result = run_rung(script, tmp_path, "--resume", str(run), "--max-frames", "281")
+    # Without a rollout to learn from it makes no update in so few frames.
+    rewrite(run, without("buffer"))
+    limit = str(frames_of(script) + 10)
+    result = run_rung(script, run.parent, "--resume", str(run), "--max-frames", limit)
     assert result.returncode == 0, result.stderr
-    resumed = read_checkpoint(find_checkpoint(run, "latest"))["net"]  # it made no update
+    resumed = read_checkpoint(find_checkpoint(run, "latest"))["net"]
     for name, average in kept["average"].items():
         assert torch.equal(resumed["average"][name], average)
 
 
-def test_what_a_checkpoint_lacks_is_told_in_one_line(run, tmp_path):
-    older = shutil.copytree(run, tmp_path / "older")
-    newest = find_checkpoint(older, "latest")
-    kept = read_checkpoint(newest)
-    newest.unlink()  # it is mapped
-    torch.save({name: kept[name] for name in kept if name != "agent"}, newest)
-    result = run_rung("01_baseline", tmp_path, "--resume", str(older), "--max-frames", "1000")
-    assert result.returncode == 1
-    assert "has no agent: an earlier version saved it" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+@pytest.mark.usefixtures("signals")
+def test_what_a_checkpoint_lacks_is_told_in_one_line(trained_copy, monkeypatch, capsys):
+    run = trained_copy("07_speedrun")
+    rewrite(run, without("explore"))
+    monkeypatch.setattr("sys.argv", ["07_speedrun.py", "--resume", str(run)])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "07_speedrun.py"), run_name="__main__")
+    err = capsys.readouterr().err
+    assert end.value.code == 1
+    assert "has no explore: an earlier version saved it" in err
+    assert len(err.strip().splitlines()) == 1, err

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import gc
+import math
 import os
 import resource
 import signal
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -52,12 +54,18 @@ class Ended:
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch, capsys) -> Callable[..., Ended]:
+def start(tmp_path, signals, monkeypatch, capsys) -> Callable[..., Ended]:
     """Starts or resumes a run in this process; each game has one point more than the last."""
 
-    def start(*flags: str, every: Handler = lambda engine, run: None, reward: int = 0) -> Ended:
+    def start(
+        *flags: str,
+        every: Handler = lambda engine, run: None,
+        reward: int = 0,
+        spoil: Callable[[nn.Module], object] = lambda net: None,
+    ) -> Ended:
         def train(options: ReplayOptions, run: Run) -> State:
             net = Net(500, 500)
+            spoil(net)
             optimizer = torch.optim.Adam(net.parameters())
             buffer = ReplayBuffer(options.replay_size, (2, 2, 2))
 
@@ -79,13 +87,8 @@ def start(tmp_path, monkeypatch, capsys) -> Callable[..., Ended]:
         command = flags if "--resume" in flags else (*FLAGS, "--run-dir", str(place), *flags)
         monkeypatch.setattr(sys, "argv", ["tiny.py", *command])
         monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            with pytest.raises(SystemExit) as ended:
-                launch(train, ReplayOptions, "")
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with pytest.raises(SystemExit) as ended:
+            launch(train, ReplayOptions, "")
         (folder,) = place.iterdir()
         code = ended.value.code
         del ended  # its traceback holds the lock, which a process drops when it ends
@@ -102,6 +105,45 @@ def everything(folder: Path) -> dict[str, bytes]:
 def one_line(text: str) -> str:
     assert len(text.strip().splitlines()) == 1, text
     return text
+
+
+def test_a_run_folder_that_cannot_be_made(tmp_path, signals, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", "/proc/nothing"):
+        monkeypatch.setattr(sys, "argv", ["tiny.py", "--run-dir", str(place)])
+        with pytest.raises(SystemExit) as ended:
+            launch(lambda options, run: pytest.fail("it trains"), ReplayOptions, "")
+        assert ended.value.code == 2
+        assert "--run-dir" in one_line(capsys.readouterr().err)
+
+
+def test_a_loss_that_is_no_number_is_exit_code_1(start):
+    run = start("--max-frames", "200", spoil=lambda net: nn.init.constant_(net.bias, math.nan))
+    assert run.code == 1
+    assert run.error.strip() == "tiny: failed: the loss became nan within 100 updates"
+
+
+FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB"
+LOST = "CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "told"),
+    [
+        ("forward", torch.OutOfMemoryError(f"{FULL}. 1 is free. Of the memory"), FULL),
+        ("forward", RuntimeError("cuDNN error: CUDNN_STATUS"), "cuDNN error: CUDNN_STATUS"),
+        ("state_dict", torch.AcceleratorError(f"{LOST}\nKernel errors might"), LOST),
+    ],
+)
+def test_what_the_gpu_ran_into_is_one_line(place, error, told, start):
+    """In an update, or while it is saved."""
+
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    run = start("--max-frames", "45", spoil=lambda net: setattr(net, place, fail))
+    assert run.code == 1
+    assert one_line(run.error).startswith(f"tiny: failed: {told}")
 
 
 def test_a_run_that_is_alive_cannot_be_resumed(start, capsys):
@@ -254,6 +296,7 @@ def test_if_all_are_damaged_the_newest_is_named(start):
     run = start("--max-frames", "45")
     before = everything(run.folder)
     for file in (run.folder / "checkpoints").glob("latest-*.pt"):
+        assert "buffer" not in read_checkpoint(file)  # it is large, and not kept unless asked for
         file.write_bytes(b"")
     again = start("--resume", str(run.folder))
     assert again.code == 2

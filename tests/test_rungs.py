@@ -11,8 +11,19 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import BEYOND, PARALLEL, ROOT, SERIAL, SPEEDRUNS, read_events, run_rung
+from conftest import (
+    BEYOND,
+    PARALLEL,
+    ROOT,
+    SERIAL,
+    SPEEDRUNS,
+    curves,
+    envs_of,
+    frames_of,
+    read_events,
+    run_rung,
+    short_run,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard import SummaryWriter
@@ -22,17 +33,12 @@ from lib.running.hparams import NUMBERS, TEXTS, summarize
 from lib.running.options import CommonOptions, ReplayOptions
 
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
-NO_BUFFER = ("--rollout", "100", "--batch-size", "4", "--epochs", "1")
 
 
 @pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
-def test_trains_and_leaves_its_record(script, tmp_path):
-    frames = 2_700 if "n_env" in script else 1_100  # three games take three times as long
-    flags = ["--max-frames", str(frames), "--seed", "5", "--stop-reward", "100"]
-    flags += ["--envs", "2" if script == "10_many_learners" else "1"] if script in BEYOND else []
-    flags += NO_BUFFER if script in SPEEDRUNS else QUICK
-    result = run_rung(script, tmp_path, *flags)
-    assert result.returncode == 0, result.stderr
+def test_trains_and_leaves_its_record(script, trained):
+    result, frames = trained(script), frames_of(script)
+    assert (result.returncode, result.stderr) == (0, "")
     assert re.match(
         rf"{script} in b?float\d+ on device cpu.* threads \d+.* torch 2\.", result.stdout
     )
@@ -40,14 +46,13 @@ def test_trains_and_leaves_its_record(script, tmp_path):
     assert re.search(r"episode +1 +reward +-?\d+ +avg_reward", result.stdout)
     assert result.stdout.splitlines()[-1].startswith("frame limit reached after ")
 
-    events = read_events(tmp_path)
-    (folder,) = tmp_path.iterdir()
-    assert re.fullmatch(rf"{script}-pong-seed5-\d{{4}}-\d\d-\d\dT\d\d-\d\d-\d\d", folder.name)
+    events, name = read_events(result.folder.parent), result.folder.name
+    assert re.fullmatch(rf"{script}-pong-seed5-\d{{4}}-\d\d-\d\dT\d\d-\d\d-\d\d", name)
     tags = set(events.Tags()["scalars"])
     assert {f"episodes/{name}" for name in ("reward", "avg_reward", "steps")} <= tags
     outcome = {name: events.Scalars(f"outcome/{name}")[0].value for name in ("frames", "updates")}
     assert frames <= outcome["frames"] < frames + 12
-    assert outcome["updates"] > 50
+    assert outcome["updates"] > (30 if script in PARALLEL else 200)
     if outcome["updates"] >= 100:
         names = ("loss", "avg_loss", "epsilon", "fps", "avg_fps", "frames", "time_passed")
         assert {f"train/{name}" for name in names} <= tags
@@ -84,42 +89,38 @@ def test_the_columns_that_matter_come_first(tmp_path):
 
 
 def test_solved_is_exit_code_0(tmp_path):
-    result = run_rung("01_baseline", tmp_path, *QUICK, "--stop-reward", "-21")
+    long = ("--replay-initial", "1000", "--replay-size", "1000")  # the game is over before
+    result = run_rung("01_baseline", tmp_path, *long, "--stop-reward", "-21")
     assert result.returncode == 0
     assert result.stdout.splitlines()[-1].startswith("solved after")
     assert read_events(tmp_path).Scalars("outcome/solved")[0].value == 1.0
 
 
 @pytest.mark.parametrize("script", [*SERIAL, *BEYOND])
-def test_same_seed_same_run_bit_for_bit_even_if_it_was_interrupted(script, tmp_path):
-    flags = ["--rollout", "16", "--envs", "4"] if script in SPEEDRUNS else [*QUICK]
-    flags += ["--epsilon-frames", "400", "--seed", "3", "--checkpoint-replay"]
-    frames = "900" if script in SERIAL else "2000"  # several of them come with an update
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run_rung(script, whole, *flags, "--max-frames", frames).returncode == 0
+def test_same_seed_same_run_bit_for_bit_even_if_it_was_interrupted(script, trained, tmp_path):
+    flags = short_run(script)
     if script in SERIAL:
-        assert run_rung(script, parts, *flags, "--max-frames", "450").returncode == 0
-        (run,) = parts.iterdir()
-        flags = ["--resume", str(run)]
-    result = run_rung(script, parts, *flags, "--max-frames", frames)
+        first = ("--max-frames", str(frames_of(script) - 150 * envs_of(script)))
+        assert run_rung(script, tmp_path, *flags, *first).returncode == 0
+        (run,) = tmp_path.iterdir()
+        flags = ["--resume", str(run), "--stop-reward", "100"]
+        flags += ["--max-frames", str(frames_of(script))]
+    result = run_rung(script, tmp_path, *flags)
     assert result.returncode == 0, result.stderr
+    whole = curves(trained(script).folder.parent)
+    assert whole == curves(tmp_path)
+    assert any(tag == "train/loss" for tag, _, _ in whole)
 
-    curves = []
-    for events in (read_events(whole), read_events(parts)):
-        curves.append(
-            [
-                (tag, point.step, point.value)
-                for tag in sorted(events.Tags()["scalars"])
-                if not re.search("fps|time_passed|seconds|minutes", tag)
-                for point in events.Scalars(tag)
-            ]
-        )
-    assert curves[0] == curves[1]
-    assert any(tag == "train/loss" for tag, _, _ in curves[0])
+
+def test_slow_gradients_change_no_number(trained):
+    """00 does the arithmetic of 01: what it leaves on costs time and memory, nothing else."""
+    slow, usual = (curves(trained(script).folder.parent) for script in SERIAL[:2])
+    assert slow == usual  # bit for bit; avg_loss is made of every loss
+    assert len({value for tag, _, value in usual if tag == "train/avg_loss"}) == 3
 
 
 def test_amp_and_a_copy_of_the_network_for_the_player(tmp_path):
-    flags = ("--amp", "--play-device", "cpu", "--sync-frames", "10", "--max-frames", "500")
+    flags = ("--amp", "--play-device", "cpu", "--sync-frames", "10", "--max-frames", "350")
     result = run_rung("03_parallel", tmp_path, *QUICK, *flags)
     assert result.returncode == 0, result.stderr
 
@@ -172,6 +173,7 @@ BAD = [
     ("10_many_learners", ("--learners", "3")),
     ("10_many_learners", ("--learners", "65")),
     ("10_many_learners", ("--env", "BreakoutNoFrameskip-v4")),
+    ("01_baseline", ("--device", "cuda:99")),
     ("09_many_machines", ("--replay-size", "100000", "--envs", "256", "--message-steps", "400")),
 ]
 
@@ -200,21 +202,6 @@ def test_a_refused_run_builds_nothing(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_cuda_without_a_gpu(tmp_path):
-    result = run_rung("01_baseline", tmp_path, "--cuda")
-    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
-    assert "--cuda" in result.stderr
-
-
-def test_a_run_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").touch()
-    for run_dir in (tmp_path / "file", "/proc/nothing"):
-        result = run_rung("01_baseline", run_dir)
-        assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
-        assert "--run-dir" in result.stderr
-
-
 @pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
 def test_every_rung_explains_itself(script, capsys):
     source = (ROOT / f"{script}.py").read_text()
@@ -230,51 +217,6 @@ def test_every_rung_explains_itself(script, capsys):
     assert len(flags) == len(fields(options_of(script)))
     titles = re.findall(r"^(run|learning|playing|wrappers):", text, re.MULTILINE)
     assert titles[:3] == ["run", "learning", "playing"]
-
-
-def run_edited(script: str, right: str, wrong: str, folder: Path) -> subprocess.CompletedProcess:
-    """Run a rung in whose source something was replaced."""
-    source = (ROOT / f"{script}.py").read_text()
-    assert source.count(right) == 1
-    (folder / "poisoned.py").write_text(source.replace(right, wrong))
-    command = [sys.executable, "poisoned.py", *QUICK, "--run-dir", "runs", "--max-frames", "600"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120
-    )
-
-
-def test_a_loss_that_is_no_number_is_exit_code_1(tmp_path):
-    wrong = "loss = loss * float('nan'); loss.backward()"
-    result = run_edited("01_baseline", "loss.backward()", wrong, tmp_path)
-    assert result.returncode == 1
-    assert result.stderr.strip() == "poisoned: failed: the loss became nan within 100 updates"
-
-
-FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB"
-LOST = "CUDA error: an illegal memory access was encountered"
-
-
-@pytest.mark.parametrize(
-    ("place", "error", "told"),
-    [
-        ("in an update", f"torch.OutOfMemoryError('{FULL}. 1 is free. Of the memory')", FULL),
-        ("in an update", "RuntimeError('cuDNN error: CUDNN_STATUS')", "cuDNN error: CUDNN_STATUS"),
-        ("while it is saved", f"torch.AcceleratorError('{LOST}\\nKernel errors might')", LOST),
-    ],
-)
-def test_what_the_gpu_ran_into_is_one_line(place, error, told, tmp_path):
-    if place == "in an update":
-        edit = ("loss.backward()", f"raise {error}")
-    else:
-        edit = (
-            "    saved = {",
-            f"    def lost(): raise {error}\n    net.state_dict = lost\n    saved = {{",
-        )
-    result = run_edited("01_baseline", *edit, tmp_path)
-    assert result.returncode == 1
-    assert result.stderr.startswith(f"poisoned: failed: {told}"), result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
 
 
 def start(script: str, folder: Path, *flags: str) -> subprocess.Popen:

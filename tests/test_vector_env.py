@@ -1,7 +1,6 @@
 """The vector environment and the buffer on the device against the ladder's plain parts."""
 
-from itertools import islice
-from types import SimpleNamespace
+from itertools import count, islice
 
 import numpy as np
 import pytest
@@ -21,12 +20,13 @@ from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.recipe import PONG_ROWS
 
+pytestmark = pytest.mark.usefixtures("console")
 N, STACK = 3, 4
 
 
 @pytest.fixture(scope="module")
 def played() -> tuple[list[np.ndarray], list[list[Transition]]]:
-    """The states that a random agent saw on real Pong, and the transitions that came of them."""
+    """What a random agent saw of real Pong, and its transitions, whose actions are numbers."""
     states: list[np.ndarray] = []
     rng = np.random.default_rng(0)
 
@@ -37,8 +37,10 @@ def played() -> tuple[list[np.ndarray], list[list[Transition]]]:
     source = VectorExperienceSource(
         StackedVectorEnv(ale_games("PongNoFrameskip-v4", N), STACK, seed=7), agent
     )
+    number = count()
     transitions = [
-        [t._replace(frame=t.frame.copy()) for t in step] for step in islice(source, 1, 1_401)
+        [t._replace(frame=t.frame.copy(), action=next(number)) for t in step]
+        for step in islice(source, 1, 1_401)
     ]
     return states, transitions
 
@@ -113,7 +115,7 @@ def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:
     buffer = ReplayBuffer(1_000, (STACK, 84, 84))
     game: list[Transition] = []
     for step in islice(source, 1, 1_000):
-        buffer.extend(step)
+        buffer.extend([step[0]._replace(action=len(game))])
         game += step
         if step[0].episode:
             break
@@ -134,9 +136,14 @@ def test_players_play_other_games_with_ale() -> None:
 
 
 def everything(buffer: ReplayBuffer) -> Batch:
-    """All transitions, in the order of their places."""
-    buffer._rng = SimpleNamespace(integers=lambda below, size: np.arange(size))
-    return buffer.sample(len(buffer))
+    """All transitions, in the order of their actions, which are numbered."""
+    found: dict[int, tuple[torch.Tensor, ...]] = {}
+    for _ in range(len(buffer) // 10):  # each is drawn some 20 times
+        batch = buffer.sample(200)
+        new = [i for i, number in enumerate(batch.actions.tolist()) if number not in found]
+        found |= {int(batch.actions[i]): tuple(part[i].clone() for part in batch) for i in new}
+    assert len(found) == len(buffer)
+    return Batch(*map(torch.stack, zip(*(found[number] for number in sorted(found)), strict=True)))
 
 
 def test_the_replay_buffer_returns_what_the_agent_saw(played) -> None:
@@ -158,8 +165,9 @@ def test_the_buffer_on_the_device_holds_bit_for_bit_the_same(played, capacity: i
         device.extend(step)
     assert len(plain) == len(device) == min(capacity, N * len(steps))
     batch = device.gather(torch.arange(len(plain)))
+    order = batch.actions.argsort()
     for mine, theirs in zip(batch, everything(plain), strict=True):
-        assert torch.equal(mine, theirs)
+        assert torch.equal(mine[order], theirs)
 
 
 def test_only_whole_transitions_are_drawn() -> None:

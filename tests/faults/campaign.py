@@ -38,8 +38,14 @@ NOTICED_SECONDS = 5.0
 STOPPED_SECONDS = 2.0  # --player-timeout of a player that is stopped
 PLAYER_FAULTS = ("SIGKILL", "SIGSTOP", "memory", "raise")
 
-# Takes the place of the player's environment: fails after a while, and says when.
+# 03_parallel.py as a program of its own; in the player's process the environment fails after a
+# while, and says when. Multiprocessing runs a program again in the processes that it starts, under
+# another name.
 FAULTY = """
+import pathlib, resource, time
+import gymnasium as gym
+from lib.games import atari_wrappers
+
 class Faulty(gym.Wrapper):
     steps = 0
 
@@ -52,6 +58,11 @@ class Faulty(gym.Wrapper):
                 pathlib.Path({told!r}).write_text(str(time.time()))
         return self.env.step(action)
 
+if __name__ == "__mp_main__":
+    make_atari = atari_wrappers.make_atari
+    atari_wrappers.make_atari = lambda *args, **settings: Faulty(make_atari(*args, **settings))
+rung = pathlib.Path({rung!r})
+exec(compile(rung.read_text(), rung, "exec"))
 """
 FAULTS = {
     "raise": "raise RuntimeError('the emulator is on fire')",
@@ -159,15 +170,11 @@ def check_checkpoints(run: Path) -> int:
 
 def faulty_script(folder: Path, fault: str, steps: int, told: Path) -> Path:
     """03_parallel.py with a player that fails in this way."""
-    source = (ROOT / "03_parallel.py").read_text()
-    head, player = source.split("def play(\n")
-    made = "env = wrap_deepmind(make_atari(hp.env))"
-    assert player.count(made) == 2  # the player's and the trainer's
-    player = player.replace(made, f"env = Faulty({made.removeprefix('env = ')})", 1)
-    imports = "import pathlib, resource, time\nimport gymnasium as gym\n"
-    faulty = FAULTY.format(steps=steps, told=str(told), fault=FAULTS[fault])
+    rung = ROOT / "03_parallel.py"
     script = folder / "faulty.py"
-    script.write_text(f"{imports}{head}{faulty}def play(\n{player}")
+    script.write_text(
+        FAULTY.format(steps=steps, told=str(told), fault=FAULTS[fault], rung=str(rung))
+    )
     return script
 
 
