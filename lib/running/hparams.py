@@ -38,6 +38,7 @@ NUMBERS = [
     "epochs_final",
     "averaged",
     "trial_games",
+    "learners",
     "trace",
     "epsilon_floor",
     "players",
