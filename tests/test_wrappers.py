@@ -185,6 +185,13 @@ def test_every_choice_of_the_composition_is_a_keyword():
     assert observation.dtype == np.uint8
 
 
+@pytest.mark.parametrize(("settings", "reward"), [({}, 1.0), ({"clip_reward": False}, 7.0)])
+def test_rewards_are_their_sign_unless_told_otherwise(settings, reward):
+    env = wrap_deepmind(Scripted(script(0, 1, 2, reward=7.0)), **settings)
+    env.reset()
+    assert env.step(0)[1] == reward
+
+
 def test_games_differ_by_seed_and_repeat():
     def picture(seed: int) -> bytes:
         env = wrap_deepmind(make_atari(PONG))
