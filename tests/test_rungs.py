@@ -282,7 +282,7 @@ def test_the_death_of_the_player_is_noticed(number, tmp_path):
     process = start("03_parallel", tmp_path)
     (player,) = filter(is_player, children(process))
     os.kill(player, number)
-    _, err = process.communicate(timeout=5)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.strip() == f"03_parallel: failed: the player was killed by {number.name}"
 
