@@ -98,7 +98,7 @@ def train(
     return seen
 
 
-@pytest.mark.parametrize("script", [*SERIAL, *BEYOND[:-1]])  # 08: see below
+@pytest.mark.parametrize("script", [*SERIAL, *BEYOND[:3]])  # 08: see below
 def test_a_rung_waits_for_its_actions_alone(script, tmp_path):
     with in_place_of_cuda():
         seen = train(load(script), tmp_path / "gpu", NAME)

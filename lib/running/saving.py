@@ -85,7 +85,8 @@ class Progress:
         for name in self.COUNTERS:
             setattr(self.engine.state, name, state[name])
         for name in self.SINCE:
-            setattr(self.engine.state, name, state.get(name, getattr(self.engine.state, name)))
+            if name in state:
+                setattr(self.engine.state, name, state[name])
         torch.set_rng_state(state["random"])
         if state.get("device_random") is not None:
             torch.get_device_module(self.run.device).set_rng_state(state["device_random"])
