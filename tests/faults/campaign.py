@@ -59,8 +59,8 @@ class Faulty(gym.Wrapper):
         return self.env.step(action)
 
 if __name__ == "__mp_main__":
-    sound = atari_wrappers.make_atari
-    atari_wrappers.make_atari = lambda *args, **settings: Faulty(sound(*args, **settings))
+    whole = atari_wrappers.make_atari
+    atari_wrappers.make_atari = lambda *args, **settings: Faulty(whole(*args, **settings))
 rung = pathlib.Path({rung!r})
 exec(compile(rung.read_text(), rung, "exec"))
 """
