@@ -26,13 +26,15 @@ from benchmarks.processes import started
 from benchmarks.records import COMMIT, UNIMPORTANT, Record, Setting, read_records
 from benchmarks.report import ROOT, commit
 
-BASELINE, EMULATED, CLUSTER = "01_baseline", "08_recompiled_pong", "09_many_machines"
+BASELINE, CLUSTER = "01_baseline", "09_many_machines"
+EMULATED = ("08_recompiled_pong", "10_many_learners")  # these play on our emulator
 FRAMES = 10_000
 REPLAY_INITIAL = 2_000
 REPLAY_FLAG = "--replay-initial"
 SOLVE_FRAMES = 2_000_000  # a run that has not solved Pong by then counts as not solved
 TUNING_SEEDS = range(100)
-HELD_OUT_SEEDS = range(1_000, 1_010)  # for what is published, never for choosing settings
+HELD_OUT_SEEDS = range(2_000, 2_010)  # for what is published, never for choosing settings
+EARLIER_HELD_OUT_SEEDS = range(1_000, 1_010)  # of what was published before there was 10
 WORST_REWARD = -21  # of a game of Pong
 RUN_FOLDER = re.compile(r"run folder (.+)")
 PROGRESS = re.compile(r"avg_reward\s+(\S+)\s.*\bframes\s+([\d,]+)")
@@ -47,7 +49,7 @@ def missing(rung: str) -> str | None:
     """What a rung needs and this machine has not, in one line; None if all is there."""
     if rung == CLUSTER and importlib.util.find_spec("ray") is None:
         return "Ray is not installed: pip install -r requirements-cluster.txt"
-    return emulator.missing() if rung == EMULATED else None
+    return emulator.missing() if rung in EMULATED else None
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:

@@ -31,7 +31,7 @@ from benchmarks.report import (
     write_csv,
     write_table,
 )
-from benchmarks.runner import BASELINE, HELD_OUT_SEEDS, SOLVE_FRAMES
+from benchmarks.runner import BASELINE, EARLIER_HELD_OUT_SEEDS, HELD_OUT_SEEDS, SOLVE_FRAMES
 
 HOUR = 3_600.0  # seconds
 MOST_COLUMNS = 40  # of the learning curve
@@ -226,13 +226,14 @@ def row(
         frames, minutes = zip(*((record.frames, record.minutes) for record in runs), strict=True)
     unfinished = sum(not record.finished for record in runs)
     seeds = [record.seed for record in runs]
+    held_out = set(seeds) <= {*HELD_OUT_SEEDS, *EARLIER_HELD_OUT_SEEDS}
     rewards = [record.avg_reward for record in runs if record.avg_reward is not None]
     ratios = [ratio for record in runs if (ratio := fps_to_01(record, records)) is not None]
     theirs = book.RUNGS.get(runs[0].script, book.Measured("", ""))
     cells = {
         "rung": name,
         "machine": f"{machines.index(runs[0].machine) + 1}" if machines[1:] else "",
-        "seeds": in_rows(seeds) + " (held out)" * (set(seeds) <= set(HELD_OUT_SEEDS)),
+        "seeds": in_rows(seeds) + " (held out)" * held_out,
         "solved": f"{sum(solved)} of {len(runs)}" + f", {unfinished} unfinished" * bool(unfinished),
         "FPS": spread(fps_of(runs)),
         "FPS / 01's": spread(ratios, 2 if max(ratios, default=0) < 10 else 1),
