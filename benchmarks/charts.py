@@ -54,14 +54,7 @@ def bar_chart(
 ) -> None:
     """Horizontal bars from top to bottom: the median, a line from min to max, a dot per run.
 
-    Args:
-        path: of the PNG.
-        title: of the chart.
-        unit: what the bars tell, with its unit.
-        bars: from top to bottom.
-        machine: where it was measured, and how.
-        row_height: inches per bar.
-        reference: a value at which a vertical line is drawn.
+    A bar has ``row_height`` inches. A vertical line is drawn at the ``reference``.
     """
     figure, (axes,) = _axes(title, machine, height=1.5 + row_height * max(len(bars), 1))
     size = 9 if row_height > 0.3 else 7
@@ -109,10 +102,7 @@ def stacked_chart(
 def reward_chart(path: Path, groups: Sequence[tuple[str, Sequence[Record]]], machine: str) -> None:
     """avg_reward over frames and over minutes: of each group the median, in a band of its range.
 
-    Args:
-        path: of the PNG.
-        groups: what runs are called, and the runs; those without a finished game are not drawn.
-        machine: where they ran, and with which seeds.
+    A group is what runs are called, and the runs; those without a finished game are not drawn.
     """
     title = "avg_reward (median over seeds, band: min to max)"
     figure, columns = _axes(title, machine, width=12.0, height=5.0, panels=len(PANELS))

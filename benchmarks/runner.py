@@ -186,20 +186,16 @@ def run_suite(jobs: Sequence[Job], run_dir: Path) -> int:
                         Path(found[1], COMMIT).write_text(f"{code}\n", encoding="utf-8")
                 if program.wait():
                     errors.seek(0)
-                    error = _problem(program.returncode, errors.read())
+                    said = errors.read().strip() or "it said nothing"
+                    failed, why = program.returncode, said.splitlines()[-1].strip()
+                    how = f"exit code {failed}" if failed > 0 else signal.Signals(-failed).name
+                    error = f"failed ({how}): {why}"
             bar.n = number + 1
             bar.refresh()
             failures += bool(error)
             tqdm.write(f"[{number + 1}/{len(wanted)}] {job}: {error or last_line}")
             sys.stdout.flush()
     return failures
-
-
-def _problem(code: int, said: str) -> str:
-    """How a program failed, in one line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
-    how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    return f"failed ({how}): {lines[-1]}"
 
 
 @contextlib.contextmanager

@@ -107,15 +107,8 @@ def write_rows(
 ) -> str:
     """Write and print a table of runs, without the columns in which nothing is said.
 
-    Args:
-        path_without_suffix: of the Markdown and of the CSV file.
-        title: of the table.
-        rows: its lines, as of ``row``.
-        records: all runs in it.
-        notes: besides those that every such table has.
-
-    Returns:
-        The machines and the seeds, for the corner of a chart.
+    Its rows are as of ``row``; every such table has notes of its own besides these. Returns the
+    machines and the seeds, for the corner of a chart.
     """
     machines = machines_of(records)
     names = dict.fromkeys(name for cells in rows for name in cells)
@@ -202,13 +195,9 @@ def row(
     records: Sequence[Record],
     edges: range = range(0),
 ) -> dict[str, str]:
-    """A line of the table.
+    """A line of the table: the runs of one setting on one machine, among all records.
 
-    Args:
-        name: of the runs.
-        runs: of one setting on one machine.
-        records: all runs; with them come the machines, and the runs of 01.
-        edges: where the columns of the learning curve begin, in frames; empty: there is none.
+    ``edges`` is where the columns of the learning curve begin, in frames; empty: there is none.
     """
     machines = machines_of(records)
     solved = [record.solved for record in runs]

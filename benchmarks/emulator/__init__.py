@@ -76,12 +76,8 @@ Measure = Callable[[float], float]  # agent steps per second, while it plays for
 def emulate_games(s, games, actions, skip, beginning, noops):
     """Play a step of each game, and begin anew what ends; nobody looks.
 
-    Args:
-        s, beginning: as in ``emulator.games.reset_games``.
-        games: how many of them play.
-        actions: int64 (games,).
-        skip: frames that an action is held.
-        noops: as in ``reset_games``; after the last draw the first comes again.
+    Arguments are as in ``emulator.games.reset_games``; ``actions``, int64 (games,), are held for
+    ``skip`` frames. After the last draw of no-ops the first comes again.
     """
     for g in range(games):
         if step(s, g, actions[g], skip, False, 1 << 30)[1]:
@@ -250,14 +246,8 @@ class Peer(ExitStack):
     def __init__(self, python: Path, who: str, threads: int, games: int) -> None:
         super().__init__()
         self._who = who
-        command = [
-            python,
-            Path(__file__).with_name("vector_loop.py"),
-            who,
-            f"{games}",
-            f"{threads}",
-        ]
-        pipe = subprocess.PIPE
+        loop, pipe = Path(__file__).with_name("vector_loop.py"), subprocess.PIPE
+        command = [python, loop, who, f"{games}", f"{threads}"]
         self._process = self.enter_context(started(command, grace=1.0, stdin=pipe, stdout=pipe))
 
     def measure(self, seconds: float) -> float:
@@ -316,11 +306,8 @@ def write(out: Path, record: dict[str, Any], notes: list[str], machine: str) -> 
         notes = [f"Not finished: {missing} games were not measured", *notes]
     header = ["who", "threads", *(f"{games:,} game{'s' * (games > 1)}" for games in sizes)]
     shown = max((games for games in sizes if games <= SHOWN), default=sizes[0])
-    bars = [
-        charts.Bar(who, rates, who)
-        for who, n in players
-        if (rates := found[who, 1, shown]) and n == 1
-    ]
+    alone = {who: found[who, n, shown] for who, n in players if n == 1}
+    bars = [charts.Bar(who, rates, who) for who, rates in alone.items() if rates]
     title = f"Agent steps of Pong per second, {shown} games in one thread"
     charts.bar_chart(out / "emulator.png", title, "agent steps per second", bars, machine)
     return write_table(out / "emulator", "Emulators of Pong", header, rows, notes)
