@@ -24,7 +24,7 @@ COMMANDS = {
     "techniques": "measure each optimisation by itself on the same network and data",
     "breakdown": "show where the time of an iteration goes, and what limits the rung",
     "waits": "say by line where the CPU waits for the GPU while a rung trains",
-    "emulator": "time the emulator beside ALE's and EnvPool's, and what structure buys",
+    "emulator": "time the emulator beside ALE's and EnvPool's vector environments",
     "cluster": "measure what one learner takes in from many players",
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
     "gpu": "use an hour on a rented GPU: tests, FPS, records, the most useful first",

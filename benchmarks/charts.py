@@ -54,14 +54,7 @@ def bar_chart(
 ) -> None:
     """Horizontal bars from top to bottom: the median, a line from min to max, a dot per run.
 
-    Args:
-        path: of the PNG.
-        title: of the chart.
-        unit: what the bars tell, with its unit.
-        bars: from top to bottom.
-        machine: where it was measured, and how.
-        row_height: inches per bar.
-        reference: a value at which a vertical line is drawn.
+    A bar has ``row_height`` inches. A vertical line is drawn at the ``reference``.
     """
     figure, (axes,) = _axes(title, machine, height=1.5 + row_height * max(len(bars), 1))
     size = 9 if row_height > 0.3 else 7
@@ -106,33 +99,28 @@ def stacked_chart(
     _save(figure, path)
 
 
-def reward_chart(path: Path, groups: Mapping[str, Sequence[Record]], machine: str) -> None:
+def reward_chart(path: Path, groups: Sequence[tuple[str, Sequence[Record]]], machine: str) -> None:
     """avg_reward over frames and over minutes: of each group the median, in a band of its range.
 
-    Args:
-        path: of the PNG.
-        groups: runs by what they are called; those without a finished game are not drawn.
-        machine: where they ran, and with which seeds.
+    A group is what runs are called, and the runs; those without a finished game are not drawn.
     """
     title = "avg_reward (median over seeds, band: min to max)"
     figure, columns = _axes(title, machine, width=12.0, height=5.0, panels=len(PANELS))
-    drawn = {
-        label: [record for record in records if len(record.curves.frames)]
-        for label, records in groups.items()
-    }
+    bars = sorted({record.bar for _, records in groups for record in records})
     for axes, (x_label, (x, unit)) in zip(columns, PANELS.items(), strict=True):
-        for number, (label, records) in enumerate(drawn.items()):
-            if records:
-                curves = [
-                    Curve(getattr(r.curves, x) / unit, r.curves.avg_reward, r.solved)
-                    for r in records
-                ]
+        for number, (label, records) in enumerate(groups):
+            curves = [
+                Curve(getattr(r.curves, x) / unit, r.curves.avg_reward, r.solved)
+                for r in records
+                if len(r.curves.frames)
+            ]
+            if curves:
                 colour, style = PALETTE[number % 10], STYLES[number // 10 % 4]
                 _draw_band(axes, label, curves, color=colour, linestyle=style)
-        for bar in sorted({record.bar for records in groups.values() for record in records}):
-            axes.axhline(bar, color="grey", linestyle="--", linewidth=1, label=f"solved: {bar:g}")
-        if not any(drawn.values()):
+        if not axes.lines:
             axes.text(0.5, 0.5, "no game was finished yet", ha="center", transform=axes.transAxes)
+        for bar in bars:
+            axes.axhline(bar, color="grey", linestyle="--", linewidth=1, label=f"solved: {bar:g}")
         axes.set_xlim(left=0)
         axes.set_xlabel(x_label)
         axes.grid(alpha=0.3)

@@ -55,13 +55,8 @@ def run(args: argparse.Namespace) -> int:
         draw = ImageDraw.Draw(picture)
         for i, (panel, learned) in enumerate(zip(moment, frames, strict=True)):
             picture.paste(panel, (i * PANEL[0], HEADER))
-            draw.text(
-                ((i + 0.5) * PANEL[0], HEADER / 2),
-                f"{learned:,} frames",
-                fill="white",
-                font=font,
-                anchor="mm",
-            )
+            middle = (i + 0.5) * PANEL[0], HEADER / 2
+            draw.text(middle, f"{learned:,} frames", fill="white", font=font, anchor="mm")
         pictures.append(picture.quantize(COLOURS))
     pictures[0].save(
         args.out, save_all=True, append_images=pictures[1:], duration=1000 // FPS, loop=0

@@ -16,6 +16,7 @@ COMMIT = "commit.txt"  # beside the events of a run that ``ladder`` or ``sweep``
 CALIBRATION = "calibration.json"  # where older runs have their commit
 # Settings that say where a run is kept, and how, but not what it does.
 UNIMPORTANT = ("run_dir", "resume", "checkpoint_every", "checkpoint_replay")
+Scalars = dict[str, list[tuple[int, float]]]  # steps and values by tag
 Setting = str | float  # TensorBoard keeps every number as a float, and flags as 0 and 1
 
 
@@ -45,6 +46,7 @@ class Record:
     frames: int
     avg_reward: float | None  # the last one; None: no episode was completed
     evaluation: list[float]  # reward of each game played after it was solved
+    weights_age: list[float]  # updates since the weights that players on Ray had played with
     solved: bool
     finished: bool  # solved, or the frame limit was reached; an interrupted run is neither
     started: float  # seconds since 1970
@@ -94,16 +96,17 @@ def read_record(folder: Path) -> Record | None:
         told.pop(name, None)
     machine = {name: told.pop(name) for name in (*HARDWARE, *LIBRARIES) if name in told}
     machine = {name: value for name, value in machine.items() if value != ""}  # nothing left out
-    outcome = {name: values[-1] for name, (_, values) in _scalars(events, "outcome/").items()}
-
-    curves = _curves(events)
-    updates = outcome.get("updates", 1.0)  # none: the figure is that of filling the buffer
-    fps = outcome.get("fps") if updates else None
-    if fps is None:
-        fps = _last(events, "train/avg_fps")
-    frames = outcome.get("frames") or _latest(events, "frames", curves.frames)
-    seconds = outcome.get("seconds") or _latest(events, "time_passed", curves.seconds)
-    solved = bool(outcome.get("solved", 0.0))
+    scalars = {
+        tag: [(point.step, point.value) for point in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
+    last = {tag: points[-1][1] for tag, points in scalars.items()}
+    curves = _curves(scalars)
+    updates = last.get("outcome/updates", 1.0)  # none: the figure is that of filling the buffer
+    fps = last.get("outcome/fps") if updates else None
+    frames = last.get("outcome/frames") or _latest(last, "frames")
+    seconds = last.get("outcome/seconds") or _latest(last, "time_passed")
+    solved = bool(last.get("outcome/solved", 0.0))
     limit = float(told.get("max_frames", 0))
     return Record(
         folder=folder,
@@ -112,13 +115,14 @@ def read_record(folder: Path) -> Record | None:
         settings=told,
         machine=machine,
         curves=curves,
-        fps=fps,
+        fps=last.get("train/avg_fps") if fps is None else fps,
         minutes=seconds / 60,
         frames=int(frames),
         avg_reward=float(curves.avg_reward[-1]) if len(curves.avg_reward) else None,
-        evaluation=_scalars(events, "evaluation/").get("reward", ([], []))[1],
+        evaluation=[value for _, value in scalars.get("evaluation/reward", ())],
+        weights_age=[value for _, value in scalars.get("players/weights_age", ())],
         solved=solved,
-        finished="frames" in outcome and (solved or 0 < limit <= frames),
+        finished="outcome/frames" in last and (solved or 0 < limit <= frames),
         started=events.FirstEventTimestamp(),
         commit=_commit(folder),
     )
@@ -142,30 +146,14 @@ def _hparams(events: EventAccumulator) -> dict[str, Setting]:
     return {name: float(v) if isinstance(v, bool) else v for name, v in told.items()}
 
 
-def _scalars(events: EventAccumulator, prefix: str) -> dict[str, tuple[list[int], list[float]]]:
-    """Steps and values by the tag's name behind the prefix."""
-    found = {}
-    for tag in events.Tags()["scalars"]:
-        if tag.startswith(prefix):
-            points = events.Scalars(tag)
-            found[tag.removeprefix(prefix)] = ([p.step for p in points], [p.value for p in points])
-    return found
-
-
-def _curves(events: EventAccumulator) -> Curves:
+def _curves(scalars: Scalars) -> Curves:
     """The episodes of which everything was written; of the last one that may be a part."""
-    tags = _scalars(events, "episodes/")
     names = ("time_passed", "frames", "avg_reward", "reward", "steps")
-    by_step = [dict(zip(*tags.get(name, ([], [])), strict=True)) for name in names]
-    steps = sorted(set.intersection(*(set(points) for points in by_step)))
+    by_step = [dict(scalars.get(f"episodes/{name}", ())) for name in names]
+    steps = sorted(set.intersection(*map(set, by_step)))
     return Curves(*(np.array([points[step] for step in steps]) for points in by_step))
 
 
-def _last(events: EventAccumulator, tag: str) -> float | None:
-    return events.Scalars(tag)[-1].value if tag in events.Tags()["scalars"] else None
-
-
-def _latest(events: EventAccumulator, name: str, by_episode: np.ndarray) -> float:
+def _latest(last: dict[str, float], name: str) -> float:
     """The last value of a counter that several curves tell of."""
-    values = [_last(events, f"{phase}/{name}") for phase in ("filling", "train", "episodes")]
-    return max([0.0, *by_episode[-1:], *(value for value in values if value is not None)])
+    return max(last.get(f"{phase}/{name}", 0.0) for phase in ("filling", "train", "episodes"))

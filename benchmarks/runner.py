@@ -26,14 +26,17 @@ from benchmarks.processes import started
 from benchmarks.records import COMMIT, UNIMPORTANT, Record, Setting, read_records
 from benchmarks.report import ROOT, commit
 
-BASELINE, EMULATED, CLUSTER = "01_baseline", "08_recompiled_pong", "09_many_machines"
+BASELINE, CLUSTER = "01_baseline", "09_many_machines"
+EMULATED = ("08_recompiled_pong", "10_many_learners")  # these play on our emulator
 FRAMES = 10_000
 REPLAY_INITIAL = 2_000
 REPLAY_FLAG = "--replay-initial"
 SOLVE_FRAMES = 2_000_000  # a run that has not solved Pong by then counts as not solved
 TUNING_SEEDS = range(100)
-HELD_OUT_SEEDS = range(1_000, 1_010)  # for what is published, never for choosing settings
+HELD_OUT_SEEDS = range(2_000, 2_010)  # for what is published, never for choosing settings
+EARLIER_HELD_OUT_SEEDS = range(1_000, 1_010)  # of what was published before there was 10
 WORST_REWARD = -21  # of a game of Pong
+MACHINE_TELLS = ("device", "threads")  # records have these settings of the machine
 RUN_FOLDER = re.compile(r"run folder (.+)")
 PROGRESS = re.compile(r"avg_reward\s+(\S+)\s.*\bframes\s+([\d,]+)")
 
@@ -47,7 +50,7 @@ def missing(rung: str) -> str | None:
     """What a rung needs and this machine has not, in one line; None if all is there."""
     if rung == CLUSTER and importlib.util.find_spec("ray") is None:
         return "Ray is not installed: pip install -r requirements-cluster.txt"
-    return emulator.missing() if rung == EMULATED else None
+    return emulator.missing() if rung in EMULATED else None
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
@@ -121,22 +124,18 @@ def chosen_seeds(args: argparse.Namespace) -> list[int]:
 
 
 class Job:
-    """One run that is wanted.
-
-    Args:
-        script: the rung.
-        seed: its seed.
-        flags: its other flags.
-    """
+    """One run that is wanted: a rung with a seed and other flags."""
 
     def __init__(self, script: Path, seed: int, flags: Sequence[str]) -> None:
         self.script, self.seed, self.flags = script, seed, list(flags)
-        options = _options(script)
-        if options and not hasattr(options, "replay_initial") and REPLAY_FLAG in flags:
-            position = self.flags.index(REPLAY_FLAG)  # without a buffer there is nothing to fill
-            del self.flags[position : position + 2]
-        # None: the script cannot tell them.
-        self.settings, self.defaults = _settings(script, options, self.flags)
+        self.settings: dict[str, Setting] | None = None  # the script cannot tell them
+        self.defaults: dict[str, Setting] = {}
+        if options := _options(script):
+            if not hasattr(options, "replay_initial") and REPLAY_FLAG in flags:
+                position = self.flags.index(REPLAY_FLAG)  # without a buffer nothing is filled
+                del self.flags[position : position + 2]
+            self.settings = _as_settings(_parsed(script, options, self.flags))
+            self.defaults = _as_settings(options())
 
     def __str__(self) -> str:
         return f"{self.script.stem} seed {self.seed}"
@@ -157,15 +156,7 @@ class Job:
 
 
 def run_suite(jobs: Sequence[Job], run_dir: Path) -> int:
-    """Run what is not complete yet, in order.
-
-    Args:
-        jobs: the wanted runs.
-        run_dir: where they are written.
-
-    Returns:
-        How many runs failed.
-    """
+    """Run what is not complete yet, in order; returns how many runs failed."""
     records = read_records(run_dir)
     wanted = [job for job in jobs if not any(job.done_by(record) for record in records)]
     if len(wanted) < len(jobs):
@@ -195,25 +186,16 @@ def run_suite(jobs: Sequence[Job], run_dir: Path) -> int:
                         Path(found[1], COMMIT).write_text(f"{code}\n", encoding="utf-8")
                 if program.wait():
                     errors.seek(0)
-                    error = _problem(program.returncode, errors.read())
+                    said = errors.read().strip() or "it said nothing"
+                    failed, why = program.returncode, said.splitlines()[-1].strip()
+                    how = f"exit code {failed}" if failed > 0 else signal.Signals(-failed).name
+                    error = f"failed ({how}): {why}"
             bar.n = number + 1
             bar.refresh()
             failures += bool(error)
             tqdm.write(f"[{number + 1}/{len(wanted)}] {job}: {error or last_line}")
             sys.stdout.flush()
     return failures
-
-
-def runs_of(jobs: Sequence[Job], records: Sequence[Record]) -> list[Record]:
-    """The complete runs that these jobs would make."""
-    return [record for job in jobs for record in records if job.done_by(record)]
-
-
-def _problem(code: int, said: str) -> str:
-    """How a program failed, in one line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
-    how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    return f"failed ({how}): {lines[-1]}"
 
 
 @contextlib.contextmanager
@@ -255,34 +237,24 @@ def _options(script: Path) -> Any:
     return max(kinds, key=lambda kind: len(kind.__mro__), default=None)
 
 
-def _settings(
-    script: Path, options: Any, flags: Sequence[str]
-) -> tuple[dict[str, Setting] | None, dict[str, Setting]]:
-    """The settings of a rung with these flags, and its defaults, named as in its records.
-
-    So a bad flag shows before anything runs.
-    """
+def _parsed(script: Path, options: Any, flags: Sequence[str]) -> Any:
+    """The settings of a rung with these flags, so that a bad one shows before anything runs."""
     from lib.running.flags import parse
 
-    if options is None:
-        return None, {}
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            values = parse(options, "", list(flags))
+            return parse(options, "", list(flags))
     except SystemExit:
         # "<program>: error: <what> (--help lists the flags)"
         message = said.getvalue().strip().split("error: ", 1)[-1]
         raise UserError(f"{script.name}: {message.split(' (--help')[0]}") from None
-    return _as_settings(asdict(values)), _as_settings(asdict(options()))
 
 
-MACHINE_TELLS = ("device", "threads")  # records have them of the machine
-
-
-def _as_settings(values: dict[str, Any]) -> dict[str, Setting]:
+def _as_settings(values: Any) -> dict[str, Setting]:
+    """Settings as records have them, without what says only where and how a run is kept."""
     return {
         name: value if isinstance(value, str) else float(value)
-        for name, value in values.items()
+        for name, value in asdict(values).items()
         if name not in ("seed", *MACHINE_TELLS, *UNIMPORTANT) and value is not None
     }

@@ -20,8 +20,6 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
 from benchmarks.records import Record, grouped, read_records
 from benchmarks.report import change, output_folder, spread
 from benchmarks.runner import (
@@ -33,9 +31,8 @@ from benchmarks.runner import (
     find_rungs,
     missing,
     run_suite,
-    runs_of,
 )
-from benchmarks.table import fps_of, machines_of, row, write_rows
+from benchmarks.table import fps_of, row, write_rows
 
 SERIAL, PARALLEL, WRAPPERS = "02_n_envs", "03_parallel", "04_new_wrappers_n_env"
 WRAPPED_PARALLEL = "04_new_wrappers_parallel"
@@ -59,9 +56,8 @@ class Case(NamedTuple):
 
 
 SWEEPS = ("envs", "steps", "sync", "play-device", "wrappers", "players")
-SECOND_EDITION = "the 2nd edition's figures for 1 and 3 environments (GTX 1080 Ti)"
+SOURCES = {"envs": "the 2nd edition's figures for 1 and 3 environments (GTX 1080 Ti)"}
 NOTES_2017 = "the author's notes of 2017 (GTX 1080 Ti, PyTorch 0.2)"
-SOURCES = {"envs": SECOND_EDITION}
 
 
 def cases(sweep: str) -> list[Case]:
@@ -164,7 +160,10 @@ def run(args: argparse.Namespace) -> int:
     suite = [job for of_one_seed in zip(*jobs.values(), strict=True) for job in of_one_seed]
     failures = run_suite(suite, args.run_dir)
     records = read_records(args.run_dir)
-    runs = {case: runs_of(jobs.get(case, []), records) for case in wanted}
+    runs = {
+        case: [record for job in jobs.get(case, []) for record in records if job.done_by(record)]
+        for case in wanted
+    }
     if not any(runs.values()):
         print("no run is complete: there is nothing to write")
         return 1
@@ -178,7 +177,6 @@ def write(sweep: str, path: Path, runs: dict[Case, list[Record]]) -> None:
     from benchmarks import charts
 
     records = [record for entry in runs.values() for record in entry]
-    machines = machines_of(records)
     rows = []
     for case, entry in runs.items():
         end = {"flags": " ".join(case.command), "book: FPS": case.book}
@@ -189,17 +187,18 @@ def write(sweep: str, path: Path, runs: dict[Case, list[Record]]) -> None:
         base = next(other for other in runs if other.script == first)
         for part in grouped(entry, lambda record: record.place):
             here = [r for r in runs[base] if r.machine == part[0].machine]
+            ages = [mean(one.weights_age) for one in part if one.weights_age]
             told = {
                 "change in FPS": "" if case is base else change(fps_of(part), fps_of(here)),
-                "age of weights": spread([age for one in part for age in weights_age(one)]),
+                "age of weights": spread(ages),
             }
-            rows.append(row(case.label, part, records, machines) | told | end)
+            rows.append(row(case.label, part, records) | told | end)
     notes = [
         "Changes are against the first case of the same script, of players against the rung below.",
         f"The book: {SOURCES.get(sweep, NOTES_2017)}; only the changes carry over.",
         "Age of weights: updates made between a message's weights and its arrival.",
     ]
-    about = write_rows(path, f"Sweep: {sweep}", rows, records, machines, notes)
+    about = write_rows(path, f"Sweep: {sweep}", rows, records, notes)
     charts.bar_chart(
         path.with_suffix(".png"),
         f"Sweep: {sweep} (median over seeds, line: min to max)",
@@ -207,12 +206,3 @@ def write(sweep: str, path: Path, runs: dict[Case, list[Record]]) -> None:
         [charts.Bar(case.label, fps_of(entry), case.script) for case, entry in runs.items()],
         about,
     )
-
-
-def weights_age(record: Record) -> list[float]:
-    """The mean over a run of 09, in updates; none in other runs, or if it was too short."""
-    events = EventAccumulator(str(record.folder), size_guidance={"scalars": 0}).Reload()
-    tag = "players/weights_age"
-    if tag not in events.Tags()["scalars"]:
-        return []
-    return [mean(point.value for point in events.Scalars(tag))]

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from statistics import mean, median, pstdev
-from typing import NamedTuple
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from benchmarks.report import (
     write_csv,
     write_table,
 )
-from benchmarks.runner import BASELINE, HELD_OUT_SEEDS, SOLVE_FRAMES
+from benchmarks.runner import BASELINE, EARLIER_HELD_OUT_SEEDS, HELD_OUT_SEEDS, SOLVE_FRAMES
 
 HOUR = 3_600.0  # seconds
 MOST_COLUMNS = 40  # of the learning curve
@@ -56,11 +55,7 @@ CURVE_NOTE = (
 )
 
 
-class Column(NamedTuple):
-    """The games that ended in one part of a run."""
-
-    reward: float  # mean
-    steps: float  # mean
+Column = tuple[float, float]  # of the games that ended in one part of a run: mean reward and length
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,18 +81,19 @@ def run(args: argparse.Namespace) -> int:
     out = output_folder(args.out or alone)
     ladder = sorted(records, key=lambda record: (record.script, record.seed))
     groups = grouped(ladder, lambda record: record.setting)
-    labels = [label(runs[0], groups) for runs in groups]
-    machines = machines_of(ladder)
-    rows = []
-    for name, runs in zip(labels, groups, strict=True):
-        rows.append(row(name, runs, records, machines, edges))
+    rows, curves = [], []
+    for runs in groups:
+        name = label(runs[0], groups)
+        line = row(name, runs, ladder, edges)
+        curves.append((name + f", machine {line['machine']}" * bool(line["machine"]), runs))
+        rows.append(line)
         if args.every and len(runs) > 1:
-            rows += [row(name, [one], records, machines, edges) for one in runs]
+            rows += [row(name, [one], ladder, edges) for one in runs]
     notes = [CURVE_NOTE] * bool(args.every)
     notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
-    corner = write_rows(out / "table", "Runs", rows, records, machines, notes)
+    corner = write_rows(out / "table", "Runs", rows, ladder, notes)
     write_csv(out / "runs.csv", [RUNS_HEADER, *(numbers(record, records) for record in records)])
-    charts.reward_chart(out / "table.png", dict(zip(labels, groups, strict=True)), corner)
+    charts.reward_chart(out / "table.png", curves, corner)
     print(f"written to {out}")
     return 0
 
@@ -107,26 +103,18 @@ def write_rows(
     title: str,
     rows: Sequence[dict[str, str]],
     records: Sequence[Record],
-    machines: Sequence[dict[str, Setting]],
     notes: Sequence[str],
 ) -> str:
     """Write and print a table of runs, without the columns in which nothing is said.
 
-    Args:
-        path_without_suffix: of the Markdown and of the CSV file.
-        title: of the table.
-        rows: its lines, as of ``row``.
-        records: all runs in it.
-        machines: theirs.
-        notes: besides those that every such table has.
-
-    Returns:
-        The machines and the seeds, for the corner of a chart.
+    Its rows are as of ``row``; every such table has notes of its own besides these. Returns the
+    machines and the seeds, for the corner of a chart.
     """
+    machines = machines_of(records)
     names = dict.fromkeys(name for cells in rows for name in cells)
     header = [name for name in names if any(cells.get(name) for cells in rows)]
     seeds = in_rows({record.seed for record in records})
-    notes = [*describe(records, machines), *NOTES, *notes]
+    notes = [*describe(records), *NOTES, *notes]
     notes += [book.NOTE] * ("book: minutes" in header)
     table = [[cells.get(name, "") for name in header] for cells in rows]
     print(write_table(path_without_suffix, title, header, table, notes))
@@ -188,8 +176,9 @@ def machines_of(records: Sequence[Record]) -> list[dict[str, Setting]]:
     return list({record.place: record.machine for record in records}.values())
 
 
-def describe(records: Sequence[Record], machines: Sequence[dict[str, Setting]]) -> list[str]:
+def describe(records: Sequence[Record]) -> list[str]:
     """The notes above a table: the machines and the runs."""
+    machines = machines_of(records)
     bars = " or ".join(f"{bar:g}" for bar in sorted({record.bar for record in records}))
     unfinished = sum(not record.finished for record in records)
     told = f"Runs: {len(records)}, {unfinished} of them unfinished"
@@ -204,35 +193,28 @@ def row(
     name: str,
     runs: Sequence[Record],
     records: Sequence[Record],
-    machines: Sequence[dict[str, Setting]],
     edges: range = range(0),
 ) -> dict[str, str]:
-    """A line of the table.
+    """A line of the table: the runs of one setting on one machine, among all records.
 
-    Args:
-        name: of the runs.
-        runs: of one setting on one machine.
-        records: all runs, among which 01 is looked for.
-        machines: all machines.
-        edges: where the columns of the learning curve begin, in frames; empty: there is none.
+    ``edges`` is where the columns of the learning curve begin, in frames; empty: there is none.
     """
+    machines = machines_of(records)
     solved = [record.solved for record in runs]
     whole_way = went_the_whole_way(runs)
-    if whole_way:
-        certain = solved
-        frames, minutes = zip(*map(way_to_solve, runs), strict=True)
-    else:  # these were to run for so many frames, and did
-        certain = [True] * len(runs)
-        frames, minutes = zip(*((record.frames, record.minutes) for record in runs), strict=True)
+    certain = [one or not whole_way for one in solved]  # the others did run for so many frames
+    ways = [way_to_solve(one) if whole_way else (one.frames, one.minutes) for one in runs]
+    frames, minutes = zip(*ways, strict=True)
     unfinished = sum(not record.finished for record in runs)
     seeds = [record.seed for record in runs]
+    held_out = set(seeds) <= {*HELD_OUT_SEEDS, *EARLIER_HELD_OUT_SEEDS}
     rewards = [record.avg_reward for record in runs if record.avg_reward is not None]
     ratios = [ratio for record in runs if (ratio := fps_to_01(record, records)) is not None]
     theirs = book.RUNGS.get(runs[0].script, book.Measured("", ""))
     cells = {
         "rung": name,
         "machine": f"{machines.index(runs[0].machine) + 1}" if machines[1:] else "",
-        "seeds": in_rows(seeds) + " (held out)" * (set(seeds) <= set(HELD_OUT_SEEDS)),
+        "seeds": in_rows(seeds) + " (held out)" * held_out,
         "solved": f"{sum(solved)} of {len(runs)}" + f", {unfinished} unfinished" * bool(unfinished),
         "FPS": spread(fps_of(runs)),
         "FPS / 01's": spread(ratios, 2 if max(ratios, default=0) < 10 else 1),
@@ -247,9 +229,9 @@ def row(
     }
     if not edges:
         return cells
-    names = [f"{at // 1_000:,}-{(at + edges.step) // 1_000:,}" for at in edges]
+    columns = [f"{at // 1_000:,}-{(at + edges.step) // 1_000:,}" for at in edges]
     curves = [held(learning_curve(one, edges), one.solved and len(runs) > 1) for one in runs]
-    return cells | dict(zip(names, map(shown, zip(*curves, strict=True)), strict=True))
+    return cells | dict(zip(columns, map(shown, zip(*curves, strict=True)), strict=True))
 
 
 def went_the_whole_way(runs: Sequence[Record]) -> bool:
@@ -299,15 +281,10 @@ def bound(
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """The mean without the lowest and the highest quarter, each rounded down to whole runs.
+    """The mean over the last axis, the runs, without the lowest and the highest quarter.
 
-    A median of few runs jumps from one to the next, and a mean follows a single unlucky one.
-
-    Args:
-        values: float, (..., runs).
-
-    Returns:
-        float, (...).
+    Quarters are rounded down to whole runs. A median of few runs jumps from one to the next, and a
+    mean follows a single unlucky one.
     """
     ordered = np.sort(values, axis=-1)
     quarter = ordered.shape[-1] // 4
@@ -315,20 +292,15 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def bootstrap_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The percentile interval of the interquartile mean, always from the same resamples.
+    """The ends between which this share of the resamples of runs have their interquartile mean.
 
-    Args:
-        values: of the runs, float, (runs,).
-        confidence: share of the resamples inside the interval.
-
-    Returns:
-        The lower and the upper end. Each is the value of a resample, never between two of them.
+    The resamples are always the same. An end is the value of a resample, never between two of them.
     """
     drawn = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
     outside = (1 - confidence) / 2
-    ends = [outside, 1 - outside]
-    low, high = np.quantile(interquartile_mean(drawn), ends, method="inverted_cdf")
-    return float(low), float(high)
+    means, ends = interquartile_mean(drawn), [outside, 1 - outside]
+    low, high = np.quantile(means, ends, method="inverted_cdf").tolist()
+    return low, high
 
 
 def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
@@ -360,7 +332,7 @@ def learning_curve(record: Record, edges: range) -> list[Column | None]:
     number = (record.curves.frames - 1) // edges.step  # game -> column; it ends with its last frame
     reward, steps = record.curves.reward, record.curves.steps
     columns = (number == column for column in range(len(edges)))
-    return [Column(reward[c].mean(), steps[c].mean()) if c.any() else None for c in columns]
+    return [(reward[c].mean(), steps[c].mean()) if c.any() else None for c in columns]
 
 
 def held(curve: Sequence[Column | None], solved: bool) -> list[Column | None]:

@@ -13,11 +13,7 @@ WARM_UP = 3  # calls before anything is timed: what is compiled or chosen by tri
 
 
 def seconds_per_call(work: Callable[[], Any], at_least: float) -> float:
-    """Do a piece of work for so many seconds; a GPU is waited for.
-
-    Returns:
-        Seconds that a call takes, the mean over all calls.
-    """
+    """Do a piece of work for so many seconds; the mean time of a call. A GPU is waited for."""
     device = chosen_device(torch.cuda.is_available())
     threads = torch.get_num_threads()
     timer = Timer("work()", timer=lambda: now(device), globals={"work": work}, num_threads=threads)

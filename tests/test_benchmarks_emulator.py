@@ -1,4 +1,4 @@
-"""The emulator's benchmark: emulation alone, translation with switches, and an interrupted run."""
+"""The emulator's benchmark: emulation alone, an interrupted run, and a peer that ends."""
 
 import argparse
 import json
@@ -7,40 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_emulator_translation import NESTED, program, run
 
 from benchmarks import Failed
 from benchmarks.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("console")
-
-# Calls of a routine that branches, at two depths of the stack: LDX #FF; TXS; JSR F100; JSR F110;
-# STA 80. F100: DEC 81; BNE over (LDA #07; RTS); INC 82; RTS. F110: JSR F100; LDA #08; RTS
-CALLS = program(
-    "A2 FF 9A 20 00 F1 20 10 F1 85 80",
-    xF100="C6 81 D0 03 A9 07 60 E6 82 60",
-    xF110="20 00 F1 A9 08 60",
-)
-MEETING = program("A6 80 F0 05 A9 22 4C 0B F0 A9 11 85 81")  # LDX 80; A = 11 or 22; STA 81
-
-
-@pytest.mark.parametrize(
-    ("cartridge", "ram"),
-    [
-        (NESTED, {"x80": 77}),
-        *((MEETING, {"x80": n}) for n in (0, 1)),
-        *((CALLS, {"x81": n}) for n in (1, 2, 3)),
-    ],
-)
-def test_with_switches_it_does_the_same_in_the_same_time(cartridge, ram: dict[str, int]) -> None:
-    from benchmarks.emulator.translation import switch_source
-
-    source = switch_source(cartridge)
-    assert source.count("while ") == source.count("def ") - 1  # a loop for each, but for `store`
-    after, cycles = run(cartridge, **ram)
-    switched, cycles_switched = run(cartridge, switch_source, **ram)
-    assert switched.tolist() == after.tolist()
-    assert cycles_switched == cycles
 
 
 def test_emulation_alone_plays_the_same_games() -> None:
@@ -89,9 +60,7 @@ def test_an_interrupted_run_keeps_what_it_measured(
         return start_players(games, args, cleanup)
 
     monkeypatch.setattr(emulator, "start_players", interrupted)
-    # These compile for a quarter of a minute each.
-    monkeypatch.setattr(emulator, "starts", lambda: (10.0, 1.0))
-    monkeypatch.setattr(emulator.translation, "microseconds", lambda *_: {"structured": [2.0]})
+    monkeypatch.setattr(emulator, "starts", lambda: (10.0, 1.0))  # it compiles for 15 seconds
     flags = ["--python", str(tmp_path / "none"), "--rounds", "2", "--seconds", "0"]
     assert main(["emulator", *flags, "--games", "1", "4", "16", "--out", str(tmp_path)]) == 130
     record = json.loads((tmp_path / "emulator.json").read_text())
@@ -106,7 +75,6 @@ def test_an_interrupted_run_keeps_what_it_measured(
     assert "First start 10.0 s" in told
     assert (tmp_path / "emulator.csv").exists()
     assert (tmp_path / "emulator.png").read_bytes().startswith(b"\x89PNG")
-    assert "structured,2.0" in (tmp_path / "translation.csv").read_text()
     assert "without EnvPool" in capsys.readouterr().out
 
 

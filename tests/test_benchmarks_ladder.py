@@ -202,7 +202,7 @@ def test_held_out_seeds_and_01_beside_them(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("benchmarks.runner.commit", lambda: "1a2b3c4")
     flags = ["--rungs", "07", "--solve", "--held-out", "--beside-01", "--", "--stack", "3"]
     jobs = jobs_of(monkeypatch, *flags)
-    assert [job.seed for job in jobs] == [seed for seed in range(1_000, 1_010) for _ in range(2)]
+    assert [job.seed for job in jobs] == [seed for seed in range(2_000, 2_010) for _ in range(2)]
     beside, speedrun = jobs[:2]
     assert beside.script.stem == "01_baseline"
     assert beside.settings is not None

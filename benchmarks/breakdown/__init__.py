@@ -50,12 +50,8 @@ class Breakdown:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
-    parser.add_argument(
-        "rungs",
-        nargs="*",
-        metavar="RUNG",
-        help="such as 01_baseline (default: all whose update is not one compiled function)",
-    )
+    text = "such as 01_baseline (default: all whose update is not one compiled function)"
+    parser.add_argument("rungs", nargs="*", metavar="RUNG", help=text)
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
     counts = {
         "updates": (200, "updates that are timed"),

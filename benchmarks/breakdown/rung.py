@@ -71,12 +71,8 @@ def run_rung(
 ) -> Measured:
     """Run a rung for so many updates after warming up, without a word on the screen.
 
-    Args:
-        module: the rung.
-        settings: what differs from its defaults.
-        updates: how many are measured.
-        begin: called when measuring begins.
-        end: called when it ends.
+    The settings are those that differ from its defaults; ``begin`` and ``end`` are called when
+    measuring begins and ends.
     """
     options = getattr(module, "Options", ReplayOptions)(**settings, checkpoint_every=0)
     device = torch.device("cuda" if options.cuda else "cpu")
@@ -140,13 +136,7 @@ def run_rung(
 
 
 def without(what: str, module: ModuleType, device: torch.device) -> AbstractContextManager[Any]:
-    """Leave out what a what-if rate does without.
-
-    Args:
-        what: one of ``WHAT_IFS``.
-        module: the rung.
-        device: where it learns.
-    """
+    """Leave out what one of ``WHAT_IFS`` does without, of a rung that learns on the device."""
     sample = functools.cache(ReplayBuffer.sample)  # the same batch again and again
     loss = torch.zeros((), device=device)  # one on the CPU would be copied every time
     idle = Engine(lambda engine, batch: loss)
@@ -195,17 +185,14 @@ def profile_rung(module: ModuleType, settings: dict[str, Any], folder: Path) -> 
     profiler = profile(activities=activities, on_trace_ready=handler)
     with timed_parts(record_function):
         run_rung(module, settings, PROFILED, profiler.start, profiler.stop)
-
     return top_operators(profiler.key_averages(), gpu)
 
 
 def top_operators(events: Iterable[Any], gpu: bool) -> list[list[str]]:
     """The operators that take longest: name, milliseconds and calls per update.
 
-    Args:
-        events: of ``torch.profiler``, averaged.
-        gpu: count the time of the GPU. A kernel is an event of its own there, and its time is
-            also that of the operator that launched it: the operators alone are counted.
+    On a GPU a kernel is an event of its own, and its time is also that of the operator that
+    launched it: the operators alone are counted.
     """
 
     def own_time(event: Any) -> float:  # microseconds

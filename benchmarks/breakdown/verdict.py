@@ -17,12 +17,7 @@ def by_kind(parts: dict[str, float]) -> dict[str, float]:
 
 
 def verdict(rung: str, parts: dict[str, float]) -> str:
-    """One sentence.
-
-    Args:
-        rung: its name.
-        parts: milliseconds per frame of the parts of its trainer.
-    """
+    """What bounds a rung, from the milliseconds per frame of the parts of its trainer."""
     times, total = by_kind(parts), sum(parts.values())
     bound = max(times, key=lambda kind: times[kind])
     largest = max(KINDS[bound], key=lambda part: parts.get(part, 0.0))

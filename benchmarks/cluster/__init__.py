@@ -81,19 +81,11 @@ def run(args: argparse.Namespace) -> int:
 def write_intake(
     out: Path,
     machine: str,
-    sizes: dict[str, float],
-    costs: dict[str, float],
+    sizes: dict[str, float],  # bytes of a frame
+    costs: dict[str, float],  # microseconds of a frame
     taken: Sequence[Intake],
 ) -> str:
-    """The table of what one learner takes in, which is also returned.
-
-    Args:
-        out: its folder.
-        machine: where it was measured.
-        sizes: bytes of a frame, as of ``bytes_per_frame``.
-        costs: microseconds of a frame, as of ``microseconds_per_frame``.
-        taken: the rows.
-    """
+    """The table of what one learner takes in, which is also returned."""
     rows = [
         [
             f"{intake.players:,}",

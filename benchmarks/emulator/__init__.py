@@ -1,11 +1,10 @@
-"""Time the emulator beside ALE's and EnvPool's vector environments, and what structure buys.
+"""Time the emulator beside ALE's and EnvPool's vector environments.
 
 Random play, observations of 84 x 84 and one frame, the maximum of the last two of four emulated
 frames. For each number of games everybody is started once, and then all play in turn, round by
 round; the table, the chart and the record are written after each number. Beside that: emulation
 alone, one ALE environment with this ladder's wrappers, the first start and later ones, memory per
-game. A second table has a frame of Pong translated in two ways: with a switch, and structured. With
---cuda the games are on the GPU, and nobody else plays.
+game. With --cuda the games are on the GPU, and nobody else plays.
 
 ALE and EnvPool take 80 ms of a core to make a game, and one MB of memory, so they play 1,024 games
 at most. ``--most-peers 4096`` takes a quarter of an hour and 15 GB more, on two cores. EnvPool is
@@ -37,7 +36,6 @@ import torch
 
 from benchmarks import Failed, charts
 from benchmarks.arguments import add_counts, add_out, positive, seconds
-from benchmarks.emulator import translation
 from benchmarks.processes import in_fresh_process, output_of, started
 from benchmarks.report import ROOT, here, output_folder, short_machine, spread, write_table
 from benchmarks.techniques.environments import make_env
@@ -78,12 +76,8 @@ Measure = Callable[[float], float]  # agent steps per second, while it plays for
 def emulate_games(s, games, actions, skip, beginning, noops):
     """Play a step of each game, and begin anew what ends; nobody looks.
 
-    Args:
-        s, beginning: as in ``emulator.games.reset_games``.
-        games: how many of them play.
-        actions: int64 (games,).
-        skip: frames that an action is held.
-        noops: as in ``reset_games``; after the last draw the first comes again.
+    Arguments are as in ``emulator.games.reset_games``; ``actions``, int64 (games,), are held for
+    ``skip`` frames. After the last draw of no-ops the first comes again.
     """
     for g in range(games):
         if step(s, g, actions[g], skip, False, 1 << 30)[1]:
@@ -128,7 +122,6 @@ def run(args: argparse.Namespace) -> int:
             machine["envpool"] = output_of([args.python, "-c", VERSION], "EnvPool")[0]
         else:
             print(f"there is no {args.python}: without EnvPool (see requirements-peers.txt)")
-        write_translation(out, args, here(machine))
         record["first_start_s"], record["cached_start_s"] = first, later = starts()
         record["bytes_per_game"] = memory = in_fresh_process(memory_per_game, max(sizes))
         state, resident, observation = memory
@@ -253,14 +246,8 @@ class Peer(ExitStack):
     def __init__(self, python: Path, who: str, threads: int, games: int) -> None:
         super().__init__()
         self._who = who
-        command = [
-            python,
-            Path(__file__).with_name("vector_loop.py"),
-            who,
-            f"{games}",
-            f"{threads}",
-        ]
-        pipe = subprocess.PIPE
+        loop, pipe = Path(__file__).with_name("vector_loop.py"), subprocess.PIPE
+        command = [python, loop, who, f"{games}", f"{threads}"]
         self._process = self.enter_context(started(command, grace=1.0, stdin=pipe, stdout=pipe))
 
     def measure(self, seconds: float) -> float:
@@ -319,23 +306,8 @@ def write(out: Path, record: dict[str, Any], notes: list[str], machine: str) -> 
         notes = [f"Not finished: {missing} games were not measured", *notes]
     header = ["who", "threads", *(f"{games:,} game{'s' * (games > 1)}" for games in sizes)]
     shown = max((games for games in sizes if games <= SHOWN), default=sizes[0])
-    bars = [
-        charts.Bar(who, rates, who)
-        for who, n in players
-        if (rates := found[who, 1, shown]) and n == 1
-    ]
+    alone = {who: found[who, n, shown] for who, n in players if n == 1}
+    bars = [charts.Bar(who, rates, who) for who, rates in alone.items() if rates]
     title = f"Agent steps of Pong per second, {shown} games in one thread"
     charts.bar_chart(out / "emulator.png", title, "agent steps per second", bars, machine)
     return write_table(out / "emulator", "Emulators of Pong", header, rows, notes)
-
-
-def write_translation(out: Path, args: argparse.Namespace, where: str) -> None:
-    """Measure, write and print what structure buys."""
-    taken = translation.microseconds(args.rounds, args.seconds)
-    notes = [
-        "Microseconds that an emulated frame takes of a core, nothing drawn; medians and ranges; "
-        f"after {translation.FRAMES:,} frames both have the same state",
-        where,
-    ]
-    header, rows = ["way", "microseconds per frame"], [[way, spread(t)] for way, t in taken.items()]
-    print(write_table(out / "translation", "What structure buys", header, rows, notes))

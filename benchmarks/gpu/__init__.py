@@ -81,13 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def make(step: Step, left: float, out: Path) -> Outcome:
-    """Make a step if there is time for it.
-
-    Args:
-        step: what to run.
-        left: minutes.
-        out: gets what it prints.
-    """
+    """Make a step if there is time for it, so many minutes; what it prints is kept."""
     if left < step.least:
         return Outcome(step, NO_TIME, told=f"wants {step.least:g} minutes, {left:.1f} are left")
     begin = time.monotonic()

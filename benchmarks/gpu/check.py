@@ -36,12 +36,7 @@ SPEED = re.compile(r"; avg_reward .*, ([\d.,]+) FPS$")
 
 
 def write_page(out: Path, device: str) -> int:
-    """Write and print the page; 0 if every rung ran to its end.
-
-    Args:
-        out: gets ``check.md`` and what each rung printed.
-        device: where the rungs train: cuda, or cpu to rehearse.
-    """
+    """Write and print the page; 0 if every rung ran to its end, on cuda or, to rehearse, cpu."""
     notes = list(facts(device))
     fault = missing_device(device)
     rows: list[list[str]] = []

@@ -12,31 +12,17 @@ SWEEPS = ("play-device", "sync", "envs", "steps", "wrappers")
 
 @dataclass(frozen=True)
 class Step:
-    """Programs that are run one after another.
+    """Programs that are run one after another."""
 
-    Args:
-        name: of its file.
-        why: what it is good for, in one line.
-        commands: to run, also when one before them failed.
-        least: minutes without which it is not begun.
-        most: minutes after which it is stopped.
-    """
-
-    name: str
-    why: str
-    commands: tuple[Command, ...]
-    least: float
-    most: float
+    name: str  # of its file
+    why: str  # what it is good for, in one line
+    commands: tuple[Command, ...]  # to run, also when one before them failed
+    least: float  # minutes without which it is not begun
+    most: float  # minutes after which it is stopped
 
 
 def steps(out: Path, *, cuda: bool, tiny: bool) -> list[Step]:
-    """All steps, the one worth most first.
-
-    Args:
-        out: gets the results.
-        cuda: use the GPU.
-        tiny: as small as it gets, to see whether the commands work.
-    """
+    """All steps, the one worth most first; ``tiny`` ones only show whether the commands work."""
     gpu = ("--cuda",) if cuda else ()
     at = str(out)
     short = ("--frames", "300", "--replay-initial", "100") if tiny else ("--frames", "10000")

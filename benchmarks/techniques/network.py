@@ -38,14 +38,8 @@ CPU = torch.device("cpu")
 class Learner:
     """A network, its target network and its optimizer, at work on random batches.
 
-    Args:
-        settings: batch size and, unless another is given, the device.
-        network: makes the network.
-        dtype: of autocast; None for full precision.
-        scale: the loss, so that float16 gradients do not vanish.
-        device: instead of that of the settings.
-        flags: makes a context manager, under which the network works.
-        adam: how Adam goes through its parameters.
+    It works under autocast to ``dtype``, if there is one, and under what ``flags`` makes. ``scale``
+    keeps float16 gradients from vanishing; ``adam`` says how Adam goes through its parameters.
     """
 
     def __init__(
@@ -110,19 +104,14 @@ class Learner:
 
 def random_batches(settings: Settings) -> list[Batch]:
     """Batches of noise on the CPU."""
-    size, generator = settings.batch_size, torch.Generator().manual_seed(0)
-
-    def batch() -> Batch:
+    size, generator, batches = settings.batch_size, torch.Generator().manual_seed(0), []
+    for _ in range(DIFFERENT_BATCHES):
         states = torch.randint(0, 256, (2, size, *SHAPE), dtype=torch.uint8, generator=generator)
-        return Batch(
-            states=states[0],
-            actions=torch.randint(0, ACTIONS, (size,), generator=generator),
-            rewards=torch.randn(size, generator=generator),
-            terminated=torch.rand(size, generator=generator) < 0.01,
-            next_states=states[1],
-        )
-
-    return [batch() for _ in range(DIFFERENT_BATCHES)]
+        actions = torch.randint(0, ACTIONS, (size,), generator=generator)
+        rewards = torch.randn(size, generator=generator)
+        terminated = torch.rand(size, generator=generator) < 0.01
+        batches.append(Batch(states[0], actions, rewards, terminated, states[1]))
+    return batches
 
 
 def to_device(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
@@ -300,10 +289,8 @@ class Copying(Learner):
     def __init__(self, settings: Settings, pin: bool, non_blocking: bool) -> None:
         super().__init__(settings)
         self.non_blocking = non_blocking
-        batches = random_batches(settings)
-        if pin:
-            batches = [Batch(*(tensor.pin_memory() for tensor in batch)) for batch in batches]
-        self.batches = cycle(batches)
+        where = torch.Tensor.pin_memory if pin else torch.Tensor.cpu
+        self.batches = cycle([Batch(*map(where, batch)) for batch in random_batches(settings)])
 
     def copy(self) -> Batch:
         """Copy a batch."""
@@ -325,15 +312,10 @@ def copies(settings: Settings) -> list[Alternative]:
 
 
 def fresh_update(batch_size: int, seconds: float, keep: bool, flush: bool, idle: bool) -> float:
-    """Milliseconds of an update on the CPU, in a process with these settings.
+    """Milliseconds of an update on the CPU, in a process that is set for it.
 
-    Args:
-        batch_size: of the update.
-        seconds: of the measurement.
-        keep: freed memory stays in the process.
-        flush: denormal numbers count as zero.
-        idle: half of the hidden units are never active, and for so long that their moments
-            in Adam have become denormal.
+    It may keep freed memory, and flush denormal numbers to zero. ``idle``: half of the hidden units
+    are never active, and for so long that their moments in Adam have become denormal.
     """
     torch.set_flush_denormal(flush)
     if keep:
