@@ -180,7 +180,7 @@ def run_suite(jobs: Sequence[Job], run_dir: Path) -> int:
                 assert program.stdout is not None
                 for line in program.stdout:
                     last_line = line.strip()
-                    bar.n = number + _progress(last_line, job.settings or {})
+                    bar.n = number + progress(last_line, job.settings or {})
                     bar.set_postfix_str(last_line[:60])
                     if found := RUN_FOLDER.fullmatch(last_line):
                         Path(found[1], COMMIT).write_text(f"{code}\n", encoding="utf-8")
@@ -212,7 +212,7 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _progress(line: str, settings: dict[str, Setting]) -> float:
+def progress(line: str, settings: dict[str, Setting]) -> float:
     """How far a run is, from 0 to 1, from its line of an episode."""
     found = PROGRESS.search(line)
     if not found:

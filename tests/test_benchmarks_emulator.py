@@ -8,39 +8,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import Failed
+from benchmarks import Failed, emulator
 from benchmarks.__main__ import main
+from emulator import PongVectorEnv
+from emulator.state import NOOPS_DRAWN, PLAYED_FRAMES
 
 pytestmark = pytest.mark.usefixtures("console")
 
 
 def test_emulation_alone_plays_the_same_games() -> None:
-    from benchmarks.emulator import emulate_games
-    from emulator import PongVectorEnv
-    from emulator.state import NOOPS_DRAWN
-
     whole, alone = (PongVectorEnv(2, seed=0, threads=1) for _ in range(2))
     whole.reset()
     alone.reset()
-    begin = alone._beginning, alone._noops
     for actions in np.random.default_rng(0).integers(6, size=(2_000, 2)):
         whole.step(actions)
-        emulate_games(alone._state, 2, actions, 4, *begin)
+        emulator.emulate_games(alone._state, 2, actions, 4, alone._beginning, alone._noops)
     assert np.array_equal(whole.ram, alone.ram)
     assert (alone._state[NOOPS_DRAWN] > 1).all()  # both games ended
 
 
 def test_after_the_last_draw_of_noops_the_first_comes_again() -> None:
-    from benchmarks.emulator import emulate_games
-    from emulator import PongVectorEnv
-    from emulator.state import NOOPS_DRAWN, PLAYED_FRAMES
-
     envs = PongVectorEnv(1, seed=0, threads=1)
     envs.reset()
-    begin = envs._beginning, envs._noops[:1].copy()
-    ends, before = 0, 0
+    noops, ends, before = envs._noops[:1].copy(), 0, 0
     for actions in np.random.default_rng(0).integers(6, size=(4_000, 1)):
-        emulate_games(envs._state, 1, actions, 4, *begin)
+        emulator.emulate_games(envs._state, 1, actions, 4, envs._beginning, noops)
         ends += envs._state[PLAYED_FRAMES, 0] < before
         before = envs._state[PLAYED_FRAMES, 0]
         assert envs._state[NOOPS_DRAWN, 0] == 1
@@ -50,8 +42,6 @@ def test_after_the_last_draw_of_noops_the_first_comes_again() -> None:
 def test_an_interrupted_run_keeps_what_it_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from benchmarks import emulator
-
     start_players = emulator.start_players
 
     def interrupted(games: int, args: argparse.Namespace, cleanup: ExitStack) -> dict:
@@ -79,10 +69,11 @@ def test_an_interrupted_run_keeps_what_it_measured(
 
 
 def test_a_peer_that_ends_is_told(tmp_path: Path) -> None:
-    from benchmarks.emulator import Peer
-
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    with Peer(python, "EnvPool", 1, 1) as peer, pytest.raises(Failed, match="EnvPool ended"):
+    with (
+        emulator.Peer(python, "EnvPool", 1, 1) as peer,
+        pytest.raises(Failed, match="EnvPool ended"),
+    ):
         peer.wait()

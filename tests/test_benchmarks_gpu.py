@@ -42,14 +42,13 @@ def test_every_step_is_made_whatever_comes_of_the_others(planned, tmp_path):
     ]
     assert call(tmp_path, "--minutes", "1") == 1
     rows = (tmp_path / "summary.csv").read_text().splitlines()[1:]
-    outcomes = {row.split(",")[0]: row.split(",")[1] for row in rows}
-    assert outcomes == {
-        "versions": gpu.FAILED,
-        "tests": gpu.TOO_LONG,
-        "waits": gpu.TOO_LONG,
-        "fps": gpu.NO_TIME,
-        "techniques": gpu.DONE,
-    }
+    assert [row.split(",")[:2] for row in rows] == [
+        ["versions", gpu.FAILED],
+        ["tests", gpu.TOO_LONG],
+        ["waits", gpu.TOO_LONG],
+        ["fps", gpu.NO_TIME],
+        ["techniques", gpu.DONE],
+    ]
     assert "a / b" in (tmp_path / "summary.md").read_text()
     assert "KeyboardInterrupt" in (tmp_path / "tests.txt").read_text()
     assert (tmp_path / "waits.txt").read_text() == "ticking\n"
@@ -68,9 +67,12 @@ def test_the_summary_is_written_after_each_step(planned, tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_without_a_gpu_it_is_one_line(tmp_path, capsys):
+def test_without_a_gpu_it_says_why(tmp_path, capsys):
     assert main(["gpu", "--out", str(tmp_path)]) == 2
     assert "--rehearse" in capsys.readouterr().err
+    assert main(["gpu", "--check", "--out", str(tmp_path)]) == 1
+    no_rung = f"No rung ran: torch {torch.__version__} cannot use"
+    assert no_rung in (tmp_path / "check.md").read_text()
 
 
 PROGRAMS = {
@@ -95,14 +97,6 @@ def test_a_check_is_a_page_whatever_comes_of_the_rungs(monkeypatch, tmp_path, ca
     assert "| left | done | 1,234.5 | left out: a / b: why; solved after" in page
     assert "| fails | exit code 1 |  | 03: failed: no memory |" in page
     assert "| hangs | stopped after" in page
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_check_without_a_gpu_says_why(tmp_path):
-    assert main(["gpu", "--check", "--out", str(tmp_path)]) == 1
-    assert (
-        f"No rung ran: torch {torch.__version__} cannot use" in (tmp_path / "check.md").read_text()
-    )
 
 
 def test_a_rehearsal_of_a_real_step(tmp_path):

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks import UserError
 from benchmarks.__main__ import main
 from benchmarks.ladder import choose
 from benchmarks.records import read_records
-from benchmarks.runner import Job, _progress, run_suite
+from benchmarks.runner import Job, progress, run_suite
 from benchmarks.sweep import SWEEPS, cannot_run, cases
 
 ROOT = Path(__file__).parent.parent
@@ -55,26 +54,17 @@ def test_runs_are_recorded_with_their_settings(ladder: Path) -> None:
         assert record.finished
         assert not record.solved
         assert 320 <= record.frames < 325
-        assert record.fps is not None
-        assert record.fps > 0
+        assert record.fps
         assert record.settings["batch_size"] == 2  # what follows -- comes through
         assert record.settings["replay_initial"] == 200
         assert record.settings["epsilon_frames"] == 1  # else actions would be random, and free
         assert record.machine["cpu"]
         assert "run_dir" not in record.settings
         assert record.commit
-
-
-def test_tensorboard_is_told_tags_and_values(ladder: Path) -> None:
-    for record in read_records(ladder):
-        events = EventAccumulator(str(record.folder)).Reload()
-        tags = set(events.Tags()["scalars"])
-        assert {"outcome/frames", "outcome/fps", "outcome/solved"} <= tags
-        assert [point.value for point in events.Scalars("outcome/frames")] == [record.frames]
-        if record.script == "01_baseline":
-            assert {"train/loss", "train/fps", "train/epsilon"} <= tags
-            points = events.Scalars("train/frames")
-            assert [(point.step, point.value) for point in points] == [(100, 299)]
+    events = EventAccumulator(str(records[0].folder)).Reload()
+    told = {"outcome/frames", "outcome/fps", "outcome/solved", "train/loss", "train/fps"}
+    assert told | {"train/epsilon"} <= set(events.Tags()["scalars"])
+    assert [(point.step, point.value) for point in events.Scalars("train/frames")] == [(100, 299)]
 
 
 def test_what_is_complete_is_not_run_again(ladder: Path) -> None:
@@ -83,14 +73,6 @@ def test_what_is_complete_is_not_run_again(ladder: Path) -> None:
     assert done.returncode == 0
     assert "2 of 2 runs are complete" in done.stdout
     assert sorted(ladder.iterdir()) == before
-
-
-def test_table_of_fresh_runs(ladder: Path, tmp_path: Path) -> None:
-    assert main(["table", str(ladder), "--out", str(tmp_path)]) == 0
-    with open(tmp_path / "table.csv", newline="") as file:
-        baseline, n_envs = csv.DictReader(file)
-    assert baseline["solved"] == n_envs["solved"] == "0 of 1"
-    assert float(n_envs["FPS / 01's"]) > 0
 
 
 def test_sweep_end_to_end(
@@ -106,13 +88,11 @@ def test_sweep_end_to_end(
     with open(tmp_path / "out" / "sweep-wrappers.csv", newline="") as file:
         as_they_are, stacked, simd = csv.DictReader(file)
     assert as_they_are["FPS"]
-    assert as_they_are["change in FPS"] == ""
-    assert as_they_are["book: FPS"] == "445"
+    assert (as_they_are["change in FPS"], as_they_are["book: FPS"]) == ("", "445")
     assert stacked["flags"] == "04_new_wrappers_n_env --stack 4"
     assert stacked["change in FPS"].endswith(" %")
     assert simd["FPS"].startswith("not run: ")
     assert (tmp_path / "out" / "sweep-wrappers.png").stat().st_size > 0
-    assert "Machine: " in (tmp_path / "out" / "sweep-wrappers.md").read_text()
     capsys.readouterr()
     assert main(command) == 0
     assert "2 of 2 runs are complete" in capsys.readouterr().out
@@ -140,8 +120,7 @@ def test_a_failed_rung_is_told_and_the_others_go_on(
     fine.write_text("if __name__ == '__main__':\n    print('it ran')\n")
     jobs = [Job(broken, 0, []), Job(fine, 0, [])]
     assert run_suite(jobs, tmp_path / "runs") == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [
+    assert capsys.readouterr().out.splitlines() == [
         "[1/2] 07_broken seed 0: failed (exit code 1): the reason",
         "[2/2] 08_fine seed 0: it ran",
     ]
@@ -188,12 +167,7 @@ def test_signals_are_passed_on(number: signal.Signals, tmp_path: Path) -> None:
 def jobs_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[Job]:
     """What the ladder would run."""
     noted: list[Job] = []
-
-    def note(jobs: list[Job], run_dir: Path) -> int:
-        noted.extend(jobs)
-        return 0
-
-    monkeypatch.setattr("benchmarks.ladder.run_suite", note)
+    monkeypatch.setattr("benchmarks.ladder.run_suite", lambda jobs, run_dir: noted.extend(jobs))
     assert main(["ladder", "--run-dir", "runs/nowhere", *arguments]) == 0
     return noted
 
@@ -205,12 +179,12 @@ def test_held_out_seeds_and_01_beside_them(monkeypatch: pytest.MonkeyPatch) -> N
     assert [job.seed for job in jobs] == [seed for seed in range(2_000, 2_010) for _ in range(2)]
     beside, speedrun = jobs[:2]
     assert beside.script.stem == "01_baseline"
-    assert beside.settings is not None
-    assert (beside.settings["max_frames"], beside.settings["epsilon_frames"]) == (4_000, 1)
-    assert speedrun.settings is not None
-    assert speedrun.settings["max_frames"] == 2_000_000
-    assert speedrun.settings["epsilon_frames"] == speedrun.defaults["epsilon_frames"]
-    assert speedrun.settings["stack"] == 3
+    assert beside.settings == beside.defaults | {
+        "max_frames": 4_000,
+        "epsilon_frames": 1,
+        "replay_initial": 2_000,
+    }
+    assert speedrun.settings == speedrun.defaults | {"max_frames": 2_000_000, "stack": 3}
 
 
 def test_held_out_runs_tell_their_code(
@@ -232,21 +206,12 @@ def test_a_rung_that_cannot_run_here_is_left_out(
     assert main(["ladder", "--rungs", "09"]) == 2
 
 
-def test_short_runs_to_the_take_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds = ["--seeds", "5-7", "6", "20"]
-    jobs = jobs_of(monkeypatch, "--rungs", "07", "--solve", "--max-frames", "400000", *seeds)
-    assert [job.seed for job in jobs] == [5, 6, 7, 20]
-    assert {job.settings["max_frames"] for job in jobs if job.settings} == {400_000}
-
-
 def test_runs_interleave_over_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = jobs_of(monkeypatch, "--rungs", "01", "03", "--seeds", "0", "1")
-    assert [str(job) for job in jobs] == [
-        "01_baseline seed 0",
-        "03_parallel seed 0",
-        "01_baseline seed 1",
-        "03_parallel seed 1",
-    ]
+    flags = ["--solve", "--max-frames", "400000", "--seeds", "5-6", "6", "20"]
+    jobs = jobs_of(monkeypatch, "--rungs", "03", "01", *flags)
+    rungs = ("01_baseline", "03_parallel")
+    assert [str(job) for job in jobs] == [f"{rung} seed {n}" for n in (5, 6, 20) for rung in rungs]
+    assert {job.settings["max_frames"] for job in jobs if job.settings} == {400_000}
 
 
 @pytest.mark.parametrize(
@@ -281,12 +246,10 @@ def test_rungs_are_chosen_by_the_beginning_of_their_names() -> None:
     assert [path.stem for path in choose(["03", "01"])] == ["01_baseline", "03_parallel"]
     assert [path.stem for path in choose(["04_new_wrappers_p"])] == ["04_new_wrappers_parallel"]
     assert len(choose(None)) >= 6
-    with pytest.raises(UserError):
-        choose(["x"])
 
 
 def test_progress_of_a_run() -> None:
     line = "episode    9  reward   -20  avg_reward -20.81  steps   812  frames     5,120  training"
-    assert _progress(line, {"max_frames": 10_240.0, "stop_reward": 17.0}) == 0.5
-    assert _progress(line, {"stop_reward": 17.0}) == pytest.approx(0.19 / 38)
-    assert _progress("training begins at frame 200", {}) == 0.0
+    assert progress(line, {"max_frames": 10_240.0, "stop_reward": 17.0}) == 0.5
+    assert progress(line, {"stop_reward": 17.0}) == pytest.approx(0.19 / 38)
+    assert progress("training begins at frame 200", {}) == 0.0

@@ -51,7 +51,7 @@ def test_what_cannot_run_is_listed_with_the_reason(tmp_path: Path) -> None:
 def test_alternatives_take_turns_and_a_failing_one_is_left_out() -> None:
     calls: list[str] = []
 
-    def alternative(name: str, value: float, unit: str) -> Alternative:
+    def alternative(name: str, value: float, unit: str = "ms") -> Alternative:
         def once() -> float:
             calls.append(name)
             if name == "broken":
@@ -60,21 +60,13 @@ def test_alternatives_take_turns_and_a_failing_one_is_left_out() -> None:
 
         return Alternative("work", name, lambda: once, unit)
 
-    first, second, broken = measure(
-        "technique",
-        [alternative("a", 4.0, "ms"), alternative("b", 2.0, "ms"), alternative("broken", 1, "ms")],
-        repeats=3,
-    )
+    three = [alternative("a", 4.0), alternative("b", 2.0), alternative("broken", 1.0)]
+    first, second, broken = measure("technique", three, repeats=3)
     assert calls == ["a", "b", "broken", "b", "a", "a", "b"]
     assert (first.gains, second.gains) == ([1.0] * 3, [2.0] * 3)
-    assert broken.values == []
-    assert broken.reason == "RuntimeError: no such thing"
-    (rate, faster) = measure(
-        "technique",
-        [alternative("a", 4.0, "frames per second"), alternative("b", 8.0, "frames per second")],
-        repeats=1,
-    )
-    assert (rate.gains, faster.gains) == ([1.0], [2.0])
+    assert (broken.values, broken.reason) == ([], "RuntimeError: no such thing")
+    rates = [alternative(name, fps, "frames per second") for name, fps in (("a", 4.0), ("b", 8.0))]
+    assert [rate.gains for rate in measure("technique", rates, repeats=1)] == [[1.0], [2.0]]
 
 
 def test_object_buffers_hold_the_same_as_the_replay_buffer() -> None:
@@ -114,13 +106,8 @@ def test_breakdown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_kernels_of_the_gpu_count_with_their_operators_alone() -> None:
     def event(key: str, where: DeviceType, microseconds: float) -> types.SimpleNamespace:
-        return types.SimpleNamespace(
-            key=key,
-            device_type=where,
-            self_device_time_total=microseconds,
-            self_cpu_time_total=1.0,
-            count=rung.PROFILED,
-        )
+        times = {"self_device_time_total": microseconds, "self_cpu_time_total": 1.0}
+        return types.SimpleNamespace(key=key, device_type=where, count=rung.PROFILED, **times)
 
     events = [
         event("aten::mm", DeviceType.CPU, 1e3),
@@ -128,12 +115,10 @@ def test_kernels_of_the_gpu_count_with_their_operators_alone() -> None:
         event("aten::add_", DeviceType.CPU, 2e3),
         event("forward", DeviceType.CPU, 3e3),  # a part of the iteration
     ]
-    operators = rung.top_operators(events, gpu=True)
-    assert [(name, calls) for name, _, calls in operators] == [
-        ("aten::add_", "1.0"),
-        ("aten::mm", "1.0"),
+    assert rung.top_operators(events, gpu=True) == [
+        ["aten::add_", f"{2 / rung.PROFILED:.3f}", "1.0"],
+        ["aten::mm", f"{1 / rung.PROFILED:.3f}", "1.0"],
     ]
-    assert operators[0][1] == f"{2 / rung.PROFILED:.3f}"
 
 
 def test_breakdown_of_no_rung(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,34 +156,35 @@ def test_peers_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "requirements-peers.txt" in error
 
 
-def test_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = tmp_path / "python"
-    python.touch()
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """The peers' interpreter, as far as anybody looks."""
+    (tmp_path / "python").touch()
+    return tmp_path / "python"
+
+
+def test_peers(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = "frame limit reached after 3,000 frames; avg_reward -20.00, 1,000.0 FPS\n"
 
     def program(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        if command[0] == str(python):
-            return subprocess.CompletedProcess(command, 0, "500.0\n", "")
-        last = "frame limit reached after 3,000 frames; avg_reward -20.00, 1,000.0 FPS\n"
-        return subprocess.CompletedProcess(command, 0, last, "")
+        said = "500.0\n" if command[0] == str(python) else last
+        return subprocess.CompletedProcess(command, 0, said, "")
 
     monkeypatch.setattr(subprocess, "run", program)
     assert call("peers", "--python", python, "--rounds", 2, "--out", tmp_path) == 0
     rows = read(tmp_path / "peers.csv")
     assert len(rows) == len(peers.CONTENDERS)
     ratios = {row["who"]: row["the ladder is faster by (x)"] for row in rows}
-    assert ratios == {
-        peers.LADDER: "1.00",
-        peers.PTAN: "2.00",
-        peers.SB3: "2.00",
-    }
+    assert ratios == {peers.LADDER: "1.00", peers.PTAN: "2.00", peers.SB3: "2.00"}
     assert (tmp_path / "peers.png").exists()
 
 
 def test_a_peer_that_fails_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    python: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    python = tmp_path / "python"
-    python.touch()
     failed = subprocess.CompletedProcess([], 1, "", "Traceback\nImportError: no ptan\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **named: failed)
     assert call("peers", "--python", python, "--out", tmp_path) == 1
