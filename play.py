@@ -36,7 +36,7 @@ from lib.running.checkpoints import (
 from lib.running.evaluation import SEED, SingleGames, describe, load_agent, make_env, play_games
 from lib.running.flags import OneLineParser
 
-SHIPPED = Path(__file__).parent / "agents" / "10_many_learners.pt"
+SHIPPED = Path(__file__).parent / "agents" / "pong.pt"
 MOST_SEED = 2_000_000_000
 FPS = 15  # of agent steps: the Atari's own speed
 # For each kind of video: agent steps per picture, pictures per second, and how they are written.

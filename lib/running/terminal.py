@@ -69,7 +69,8 @@ class Terminal:
     def tried(self, engine: Engine) -> None:
         """Say what the agent that would be saved made of its games."""
         trial = engine.state.trial
-        end = "" if trial.passed else "; training goes on"
+        whole = trial.lost > 0 or trial.won == trial.games
+        end = "" if trial.passed else "; training goes on" if whole else "; interrupted"
         self.say(
             f"the agent, no longer learning, won {trial.won} and lost {trial.lost} of {trial.games}"
             f" new games, mean {trial.mean:.1f}{end}"
