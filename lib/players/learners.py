@@ -141,6 +141,7 @@ class Learners:
                 for name in shared:
                     saved[name].load_state_dict(kept[name])
                 state.frames, state.episodes = counters
+            self.wait_for_all()  # what was told may lie in the first one's own memory
 
     def announce(
         self, engine: Engine, hp: LearnersOptions, step: VectorStep | DeviceStep, progress: Progress
