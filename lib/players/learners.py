@@ -185,7 +185,7 @@ class Other:
 
     process: BaseProcess
     pipe: Connection
-    complaint: Connection  # gets one message, if the learner fails
+    complaint: Any  # the end of a pipe; gets one message, if the learner fails
 
 
 def many_learners(train: Train) -> Callable[[Any, Run], State]:
@@ -211,7 +211,8 @@ def many_learners(train: Train) -> Callable[[Any, Run], State]:
 def other_learners(train: Train, hp: LearnersOptions, run: Run) -> Iterator[dict[int, Other]]:
     """Start the other learners, and end them; by rank."""
     context = multiprocessing.get_context("spawn")
-    pipes: list[dict[int, Connection]] = [{} for _ in range(hp.learners)]
+    # Any: on Windows the ends of pipes are of another class, with the same methods.
+    pipes: list[dict[int, Any]] = [{} for _ in range(hp.learners)]
     for first, second in combinations(range(hp.learners), 2):
         pipes[first][second], pipes[second][first] = context.Pipe()
     others: dict[int, Other] = {}
