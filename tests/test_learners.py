@@ -8,12 +8,11 @@ import pytest
 import torch
 from conftest import read_events, run_rung
 from test_rungs import children, is_player, start, wait_until_gone
-from torch import multiprocessing
 from torch.func import grad_and_value
 
 from lib.learning.compiled_update import MixedWeights
 from lib.learning.dqn_model import DQN
-from lib.players.learners import Learners
+from lib.players.learners import Learners, pipes_between
 from lib.running.flags import parse
 from lib.running.options import LearnersOptions
 
@@ -23,11 +22,7 @@ SCRIPT = "10_many_learners"
 
 def together(count: int, act) -> list:
     """What ``act`` gives for each of so many learners, which run in threads of this process."""
-    context = multiprocessing.get_context("spawn")
-    pipes: list[dict] = [{} for _ in range(count)]
-    for one in range(count):
-        for other in range(one):
-            pipes[one][other], pipes[other][one] = context.Pipe()
+    pipes = pipes_between(count)
     results: list = [None] * count
 
     def run(rank: int) -> None:

@@ -142,7 +142,7 @@ class AveragedWeights(MixedWeights):
     """Weights whose moving average plays: the agent acts with it, and is kept.
 
     Single updates change single decisions. Their average is a steadier agent than the last weights,
-    and what it wins in training, it wins afterwards.
+    and it is the agent of which avg_reward speaks.
 
     Args:
         network, dtype, learning_rate, epsilon, exact: as of ``MixedWeights``.

@@ -33,6 +33,7 @@ from lib.games.experience import Episode
 from lib.games.vector_env import VectorStep
 from lib.learning.agents import Progress, QFunction, Schedule
 from lib.learning.compiled_update import Weights
+from lib.players.player import EXIT_SECONDS, how_it_ended
 from lib.running.events import COUNTERS, PlayEvents, announce
 from lib.running.handlers import attach_handlers, stop_at
 from lib.running.machine import prepare_torch
@@ -40,7 +41,6 @@ from lib.running.options import LearnersOptions
 from lib.running.run import Failure, Run, describe_error
 
 SPIN_SECONDS = 0.001  # a process that sleeps takes longer to wake up than most gradients are late
-EXIT_SECONDS = 10.0  # for a learner to end by itself, on a busy machine
 Train = Callable[[Any, Run, "Learners"], State]
 
 
@@ -202,19 +202,25 @@ def many_learners(train: Train) -> Callable[[Any, Run], State]:
             try:
                 return train(hp, run, Learners(0, pipes))
             except (EOFError, ConnectionError):  # the end of a pipe
-                raise Failure(how_it_ended(others)) from None
+                raise Failure(who_ended(others)) from None
 
     return lead
+
+
+def pipes_between(count: int) -> list[dict[int, Any]]:
+    """A pipe between any two of so many learners: for each of them its ends, by rank."""
+    # Any: on Windows the ends of pipes are of another class, with the same methods.
+    pipes: list[dict[int, Any]] = [{} for _ in range(count)]
+    for first, second in combinations(range(count), 2):
+        pipes[first][second], pipes[second][first] = multiprocessing.Pipe()
+    return pipes
 
 
 @contextmanager
 def other_learners(train: Train, hp: LearnersOptions, run: Run) -> Iterator[dict[int, Other]]:
     """Start the other learners, and end them; by rank."""
     context = multiprocessing.get_context("spawn")
-    # Any: on Windows the ends of pipes are of another class, with the same methods.
-    pipes: list[dict[int, Any]] = [{} for _ in range(hp.learners)]
-    for first, second in combinations(range(hp.learners), 2):
-        pipes[first][second], pipes[second][first] = context.Pipe()
+    pipes = pipes_between(hp.learners)
     others: dict[int, Other] = {}
     for rank in range(1, hp.learners):
         complaint, theirs = context.Pipe(duplex=False)
@@ -242,7 +248,7 @@ def other_learners(train: Train, hp: LearnersOptions, run: Run) -> Iterator[dict
                 other.process.join()
 
 
-def how_it_ended(others: dict[int, Other]) -> str:
+def who_ended(others: dict[int, Other]) -> str:
     """Why a learner is gone, in one line: its own word, or how its process ended."""
     wait([other.process.sentinel for other in others.values()], EXIT_SECONDS)
     for rank, other in others.items():
@@ -250,11 +256,9 @@ def how_it_ended(others: dict[int, Other]) -> str:
             with suppress(EOFError):  # it ended without a word
                 return f"learner {rank} failed: {other.complaint.recv()}"
     for rank, other in others.items():
-        other.process.join(EXIT_SECONDS)  # without its pipes it ends, too
-        code = other.process.exitcode
-        if code:
-            ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended: {code}"
-            return f"learner {rank} {ended}"
+        told = how_it_ended(other.process)  # without its pipes it ends, too
+        if other.process.exitcode:
+            return f"learner {rank} {told}"
     return "a learner ended"
 
 

@@ -183,15 +183,17 @@ class Player:
                     self.process.kill()  # it would not notice a closed pipe
                     raise Failure(f"the player sent nothing for {self.timeout:g} seconds")
             except (EOFError, OSError):  # between messages, or within one
-                raise Failure(f"the player {self._how_it_ended()}") from None
+                raise Failure(f"the player {how_it_ended(self.process)}") from None
             yield taken
 
-    def _how_it_ended(self) -> str:
-        self.process.join(EXIT_SECONDS)
-        code = self.process.exitcode
-        if code is not None and code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
+
+def how_it_ended(process: BaseProcess) -> str:
+    """How a process ended whose pipes have ended, in words."""
+    process.join(EXIT_SECONDS)
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
 
 
 class Mirror:
