@@ -36,7 +36,7 @@ class Options(ReplayOptions):
 
 
 def train(hp: Options, run: Run) -> State:
-    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.stack, hp.seed)
+    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.recipe, hp.seed)
     observation_shape, n_actions = envs.states.shape[1:], envs.n_actions
 
     net = DQN(observation_shape, n_actions).to(run.device)

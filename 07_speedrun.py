@@ -37,9 +37,8 @@ from lib.transfer import upload
 
 
 def train(hp: Options, run: Run) -> State:
-    rows, actions = hp.recipe.rows, hp.recipe.actions
     games = ale_games(hp.env, hp.envs)
-    envs = StackedVectorEnv(games, hp.stack, hp.seed, rows, actions)
+    envs = StackedVectorEnv(games, hp.recipe, hp.seed)
 
     network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
     net = AveragedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))

@@ -33,11 +33,10 @@ from lib.transfer import upload
 
 
 def train(hp: Options, run: Run) -> State:
-    rows, actions = hp.recipe.rows, hp.recipe.actions
     on_gpu = plays_games(run.device)  # then the games run there, too
     device = run.device if on_gpu else "cpu"
     games = emulator.PongVectorEnv(hp.envs, device=device, stack=1, reward_clipping=False)
-    envs = (DeviceGames if on_gpu else StackedVectorEnv)(games, hp.stack, hp.seed, rows, actions)
+    envs = (DeviceGames if on_gpu else StackedVectorEnv)(games, hp.recipe, hp.seed)
 
     network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
     net = AveragedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))

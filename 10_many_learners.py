@@ -32,7 +32,6 @@ from lib.transfer import upload
 
 
 def train(hp: Options, run: Run, learners: Learners) -> State:
-    rows, actions = hp.recipe.rows, hp.recipe.actions
     on_gpu = plays_games(run.device)  # then the games run there, too
     device = run.device if on_gpu else "cpu"
     n_envs, batch_size = hp.envs // learners.count, hp.batch_size // learners.count
@@ -40,7 +39,7 @@ def train(hp: Options, run: Run, learners: Learners) -> State:
         n_envs, device=device, threads=hp.threads_to_play, stack=1, reward_clipping=False
     )
     seed = hp.seed + learners.rank * n_envs
-    envs = (DeviceGames if on_gpu else StackedVectorEnv)(games, hp.stack, seed, rows, actions)
+    envs = (DeviceGames if on_gpu else StackedVectorEnv)(games, hp.recipe, seed)
 
     network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
     net = AveragedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))

@@ -1,8 +1,9 @@
 """How a game begins, and becomes the states and actions of a network."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-PONG_ROWS = (13, 78)  # of 84: those between the walls; the score is above them
+PONG_ROWS = (13, 77)  # of 84: those between the walls but for one, to be halved; above is the score
 PONG_ACTIONS = (0, 2, 3)  # of six: those that differ, stay, up and down
 
 
@@ -21,6 +22,7 @@ class Recipe:
         rows: the rows of the 84 that a state shows: the first, and the one after the last.
         actions: the actions to use, in the order of the network's values; None: all actions of
             the game.
+        half: whether states show means of 2x2 pixels, a quarter of the data.
         noop_max: games begin with 1 to this many no-ops; 0: with none.
         fire_reset: games begin with FIRE, where the game has it.
     """
@@ -31,8 +33,18 @@ class Recipe:
     resize: str = "opencv-area"
     rows: tuple[int, int] = (0, 84)
     actions: tuple[int, ...] | None = None
+    half: bool = False
     noop_max: int = 30
     fire_reset: bool = True
+
+    def seen(self, frames: Any) -> Any:
+        """What a state shows of frames: uint8 (..., 84, 84), of NumPy or torch, cut and shrunk."""
+        frames = frames[..., slice(*self.rows), :]
+        if not self.half:
+            return frames
+        quarters = frames >> 2  # rounded down, so that the sum of four still fits into a byte
+        upper, lower = quarters[..., ::2, :], quarters[..., 1::2, :]
+        return upper[..., ::2] + upper[..., 1::2] + lower[..., ::2] + lower[..., 1::2]
 
     @property
     def starts(self) -> "dict[str, Recipe]":

@@ -1,7 +1,7 @@
 """A rung of the tests' own: 06 with a small network, for mistakes that tests plant in its lines."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from ignite.engine import Engine, State
@@ -26,7 +26,7 @@ class Options(ReplayOptions):
 
 
 def train(hp: Options, run: Run) -> State:
-    envs = StackedVectorEnv(ale_games(hp.env, 2), 2, hp.seed)
+    envs = StackedVectorEnv(ale_games(hp.env, 2), replace(hp.recipe, stack=2), hp.seed)
     observation_shape, n_actions = envs.states.shape[1:], envs.n_actions
 
     network = DQN(observation_shape, n_actions, channels=(4, 8, 8), hidden=16).to(run.device)

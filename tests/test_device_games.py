@@ -11,6 +11,7 @@ from emulator import PongVectorEnv
 from lib.games.device_games import DeviceExploration, DeviceGames
 from lib.games.experience import Episode
 from lib.games.vector_env import StackedVectorEnv
+from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
 
 GAMES, STEPS, EVERY = 3, 320, 8
 SETTINGS = {"stack": 1, "threads": 1, "reward_clipping": False, "max_num_frames_per_episode": 400}
@@ -37,9 +38,9 @@ class Tensors:
 
 @pytest.mark.usefixtures("console")
 def test_states_rewards_ends_and_games_are_those_of_the_cpu():
-    choice = {"stack": 3, "seed": 5, "rows": (13, 78), "actions": (0, 2, 3)}
-    here = StackedVectorEnv(PongVectorEnv(GAMES, **SETTINGS), **choice)
-    there = DeviceGames(Tensors(PongVectorEnv(GAMES, **SETTINGS)), **choice, every=EVERY)
+    recipe = Recipe("Pong", stack=3, rows=PONG_ROWS, actions=PONG_ACTIONS, half=True)
+    here = StackedVectorEnv(PongVectorEnv(GAMES, **SETTINGS), recipe, seed=5)
+    there = DeviceGames(Tensors(PongVectorEnv(GAMES, **SETTINGS)), recipe, seed=5, every=EVERY)
     assert there.n_actions == here.n_actions == 3
     random, games, reported = np.random.default_rng(0), [], []
     points, points_reported = [], np.zeros(2)

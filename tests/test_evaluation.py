@@ -25,7 +25,7 @@ from lib.running.options import PongOptions, WrapperOptions
 from lib.running.run import Run
 from lib.running.saving import Settings
 
-PONG = Recipe("PongNoFrameskip-v4", stack=2, rows=PONG_ROWS, actions=PONG_ACTIONS)
+PONG = Recipe("PongNoFrameskip-v4", stack=2, rows=PONG_ROWS, actions=PONG_ACTIONS, half=True)
 
 
 def evaluate(q_function: QFunction, folder: Path, recipe: Recipe, **known: Any) -> list[float]:
@@ -41,7 +41,7 @@ def test_who_never_moves_loses_every_game(tmp_path, console, monkeypatch, capsys
     seen = []
 
     def stays(states: torch.Tensor) -> torch.Tensor:
-        assert states.shape[1:] == (2, 65, 84)
+        assert states.shape[1:] == (2, 32, 42)
         seen.append(len(states))
         return torch.ones(1, requires_grad=True) * torch.tensor([[1.0, 0.0, 0.0]] * len(states))
 
@@ -125,7 +125,7 @@ def test_the_fast_games_show_what_the_wrappers_show(game) -> None:
             "04_new_wrappers_n_env",
             WrapperOptions(),
         ),
-        (NormalizedDQN((4, 65, 84), 3), "07_speedrun", PongOptions()),
+        (NormalizedDQN((4, 32, 42), 3), "07_speedrun", PongOptions()),
     ],
 )
 def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, options):

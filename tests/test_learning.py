@@ -40,23 +40,18 @@ def test_model_is_natures():
     assert net.conv[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("height", [65, 84])
-def test_a_speedruns_network_sees_means_of_2x2_pixels(height):
+def test_a_speedruns_network_sees_differences_not_brightness():
     torch.manual_seed(0)
-    net = NormalizedDQN((2, height, 84), 3)
-    frames = torch.randint(0, 256, (5, 2, height, 84), dtype=torch.uint8)
+    net = NormalizedDQN((2, 32, 42), 3)
+    frames = torch.randint(0, 200, (5, 2, 32, 42), dtype=torch.uint8)
     before = frames.clone()
     values = net(frames)
     assert values.shape == (5, 3)
     assert torch.equal(frames, before)
-    blocks = frames[:, :, : height // 2 * 2].unflatten(2, (-1, 2)).unflatten(4, (-1, 2)).float()
-    means = blocks.mean((3, 5), keepdim=True).expand_as(blocks).flatten(4, 5).flatten(2, 3)
-    blurred = frames.clone()
-    blurred[:, :, : means.shape[2]] = means.round().to(torch.uint8)
-    torch.testing.assert_close(net(blurred), values, rtol=0.1, atol=0.02)
-    other = blurred.clone()
-    other[:, :, 20:22, 40:42] += 60
-    assert not torch.allclose(net(other), net(blurred), rtol=0, atol=1e-4)
+    torch.testing.assert_close(net(frames + 50), values)
+    other = frames.clone()
+    other[:, :, 10:12, 20:22] += 50
+    assert not torch.allclose(net(other), values, rtol=0, atol=1e-4)
 
 
 def test_layout_and_fused_adam_change_no_numbers():

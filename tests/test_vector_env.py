@@ -1,5 +1,6 @@
 """The vector environment and the buffer on the device against the ladder's plain parts."""
 
+from dataclasses import replace
 from itertools import count, islice
 
 import numpy as np
@@ -18,10 +19,11 @@ from lib.games.vector_env import (
 )
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.replay_buffer import Batch, ReplayBuffer
-from lib.recipe import PONG_ROWS
+from lib.recipe import PONG_ROWS, Recipe
 
 pytestmark = pytest.mark.usefixtures("console")
 N, STACK = 3, 4
+PONG = Recipe("PongNoFrameskip-v4", stack=STACK)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def played() -> tuple[list[np.ndarray], list[list[Transition]]]:
         return rng.integers(6, size=len(seen))
 
     source = VectorExperienceSource(
-        StackedVectorEnv(ale_games("PongNoFrameskip-v4", N), STACK, seed=7), agent
+        StackedVectorEnv(ale_games("PongNoFrameskip-v4", N), PONG, seed=7), agent
     )
     number = count()
     transitions = [
@@ -64,17 +66,28 @@ def test_whole_games_are_reported_and_begin_anew(played) -> None:
 
 def test_outside_of_the_playing_field_nothing_moves_but_the_score(played) -> None:
     seen = np.stack(played[0])
-    walls = (slice(9, PONG_ROWS[0]), slice(PONG_ROWS[1], 84))  # the score is above them
+    walls = (slice(9, PONG_ROWS[0]), slice(PONG_ROWS[1] + 1, 84))  # the score is above them
     for wall in walls:  # nothing in front of it: a row has one colour, another in the first frame
         assert (seen[..., wall, :] == seen[..., wall, :1]).all()
-    whole = StackedVectorEnv(ale_games("PongNoFrameskip-v4", N), STACK, seed=7)
-    field = StackedVectorEnv(ale_games("PongNoFrameskip-v4", N), STACK, seed=7, rows=PONG_ROWS)
+    whole = StackedVectorEnv(ale_games("PongNoFrameskip-v4", N), PONG, seed=7)
+    cut_down = replace(PONG, rows=PONG_ROWS)
+    field = StackedVectorEnv(ale_games("PongNoFrameskip-v4", N), cut_down, seed=7)
     for action in (0, 2, 3, 2):
         assert np.array_equal(field.states, whole.states[:, :, slice(*PONG_ROWS)])
         for envs in (whole, field):
             envs.send(np.full(N, action))
         step, cut = whole.recv(), field.recv()
         assert np.array_equal(cut.frames, step.frames[:, :, slice(*PONG_ROWS)])
+
+
+def test_half_the_resolution_is_means_of_2x2_pixels(played) -> None:
+    frames = played[0][-1]
+    half = replace(PONG, rows=PONG_ROWS, half=True).seen(frames)
+    assert (half.shape, half.dtype) == ((N, STACK, 32, 42), np.uint8)
+    field = frames[:, :, slice(*PONG_ROWS)].astype(int).reshape(N, STACK, 32, 2, 42, 2)
+    darker = field.mean(axis=(3, 5)) - half
+    assert darker.min() >= 0
+    assert darker.max() <= 3
 
 
 @pytest.mark.parametrize("max_pool", [False, True])
@@ -85,7 +98,7 @@ def test_players_with_and_without_the_console_play_the_same_pong(max_pool: bool)
         ale = one_thread_games("PongNoFrameskip-v4", N, max_pool)
     assert isinstance(console, ThreadedPongVectorEnv)
     assert isinstance(ale, AtariVectorEnv)
-    both = [StackedVectorEnv(games, 2, seed=7) for games in (console, ale)]
+    both = [StackedVectorEnv(games, replace(PONG, stack=2), seed=7) for games in (console, ale)]
     rng, ended = np.random.default_rng(0), False
     for _ in range(900):
         actions = rng.integers(6, size=N)
@@ -111,7 +124,7 @@ def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:
         return rng.integers(4, size=1)
 
     games = ale_games("BreakoutNoFrameskip-v4", 1)
-    source = VectorExperienceSource(StackedVectorEnv(games, STACK, seed=1), agent)
+    source = VectorExperienceSource(StackedVectorEnv(games, PONG, seed=1), agent)
     buffer = ReplayBuffer(1_000, (STACK, 84, 84))
     game: list[Transition] = []
     for step in islice(source, 1, 1_000):

@@ -4,7 +4,7 @@ The counterparts of ``StackedVectorEnv`` in ``lib.games.vector_env`` and of ``Ex
 ``lib.learning.agents``, for games whose actions, frames and rewards are tensors on that device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from lib.games.experience import Episode
 from lib.gpu_checks import plays_games as plays_games
+from lib.recipe import Recipe
 from lib.transfer import Download
 
 
@@ -51,30 +52,26 @@ class DeviceGames:
 
     Args:
         envs: the games, one frame to an observation.
-        stack: frames of a state.
+        recipe: how many frames make a state, what it shows of them, and which actions to use.
         seed: game ``i`` gets ``seed + i``.
-        rows: the rows of the 84 that a state shows: the first, and the one after the last.
-        actions: the actions to use; None: all actions of the game.
         every: steps from one report to the next.
     """
 
     def __init__(
         self,
         envs: DeviceVectorEnv,
-        stack: int = 4,
+        recipe: Recipe,
         seed: int = 0,
-        rows: tuple[int, int] = (0, 84),
-        actions: Sequence[int] | None = None,
         every: int = 32,
     ) -> None:
-        self._envs, self._rows = envs, slice(*rows)
+        self._envs, self._recipe = envs, recipe
         frames, _ = envs.reset(seed=seed)
         device, n = frames.device, len(frames)
-        played = range(int(envs.single_action_space.n)) if actions is None else actions
+        played = recipe.actions or range(int(envs.single_action_space.n))
         self.n_actions = len(played)
         self._actions = torch.from_numpy(np.array(played)).to(device)
         # uint8, (n, stack, height, width)
-        self.states = frames[:, :, self._rows].repeat(1, stack, 1, 1)
+        self.states = recipe.seen(frames).repeat(1, recipe.stack, 1, 1)
         # Of every step since the last report, and of every game: points and steps if it ended, and
         # whether a point was won, or lost.
         self._ends = torch.zeros((every, 4, n), device=device)
@@ -90,7 +87,7 @@ class DeviceGames:
         """The outcome; afterwards ``states`` is a new tensor with the new states."""
         frames, rewards, terminated, truncated, _ = self._envs.recv()
         ended = terminated | truncated
-        frames = frames[:, :, self._rows]
+        frames = self._recipe.seen(frames)
         # A new game begins with its first frame repeated.
         older = torch.where(ended.view(-1, 1, 1, 1), frames, self.states[:, 1:])
         self.states = torch.cat([older, frames], dim=1)

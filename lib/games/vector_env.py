@@ -5,7 +5,7 @@ two halves: ``send`` hands over the actions and returns at once, ``recv`` waits 
 games are played between the two.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 import emulator
 from lib.games.experience import Episode, Transition
+from lib.recipe import Recipe
 
 
 class VectorStep(NamedTuple):
@@ -102,28 +103,23 @@ class StackedVectorEnv:
     Args:
         envs: the games, with one frame per observation: of ``ale_games``, or others with the same
             methods.
-        stack: frames of a state.
+        recipe: how many frames make a state, what it shows of them, and which actions to use.
         seed: game ``i`` gets ``seed + i``.
-        rows: the rows of the 84 that a state shows: the first, and the one after the last.
-        actions: the actions to use; None: all actions of the game.
     """
 
     def __init__(
         self,
         envs: Games,
-        stack: int = 4,
+        recipe: Recipe,
         seed: int = 0,
-        rows: tuple[int, int] = (0, 84),
-        actions: Sequence[int] | None = None,
     ) -> None:
-        self._rows = slice(*rows)
-        self._envs = envs
+        self._envs, self._recipe = envs, recipe
         every = range(int(self._envs.single_action_space.n))
-        self._actions = np.array(every if actions is None else actions)
+        self._actions = np.array(every if recipe.actions is None else recipe.actions)
         self.n_actions = len(self._actions)
         frames, info = self._envs.reset(seed=seed)
         # uint8, (n, stack, height, width)
-        self.states = np.repeat(frames[:, :, self._rows], stack, axis=1)
+        self.states = np.repeat(recipe.seen(frames), recipe.stack, axis=1)
         self._rewards = np.zeros(len(frames))
         self._steps = np.zeros(len(frames), dtype=np.int64)
         self._lives = info.get("lives", np.zeros(len(frames), dtype=np.int64))
@@ -138,11 +134,11 @@ class StackedVectorEnv:
         ended = terminated | truncated
         self._rewards += rewards
         self._steps += 1
-        frames = frames[:, :, self._rows]
+        frames = self._recipe.seen(frames)
         self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
         episodes: list[Episode | None] = [None] * len(frames)
         if ended.any():
-            last = info["final_obs"][:, :, self._rows]
+            last = self._recipe.seen(info["final_obs"])
             frames = np.where(ended[:, None, None, None], last, frames)
         for i in np.flatnonzero(ended):
             self.states[i] = self.states[i, -1]  # the first frame of the next game

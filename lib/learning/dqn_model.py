@@ -16,6 +16,7 @@ class DQN(nn.Module):
         n_actions: number of discrete actions.
         channels: of the three convolutions.
         hidden: units of the hidden layer.
+        first_kernel: height and width of the first kernel, which moves by half of it.
 
     Attributes:
         arguments: these arguments, so that a checkpoint can tell how to build the network again.
@@ -27,6 +28,7 @@ class DQN(nn.Module):
         n_actions: int,
         channels: tuple[int, int, int] = (32, 64, 64),
         hidden: int = 512,
+        first_kernel: int = 8,
     ) -> None:
         super().__init__()
         self.arguments: dict[str, Any] = {
@@ -34,10 +36,11 @@ class DQN(nn.Module):
             "n_actions": int(n_actions),
             "channels": channels,
             "hidden": hidden,
+            "first_kernel": first_kernel,
         }
         first, second, third = channels
         self.conv = nn.Sequential(
-            nn.Conv2d(input_shape[0], first, kernel_size=8, stride=4),
+            nn.Conv2d(input_shape[0], first, first_kernel, stride=first_kernel // 2),
             nn.ReLU(inplace=True),
             nn.Conv2d(first, second, kernel_size=4, stride=2),
             nn.ReLU(inplace=True),
@@ -81,8 +84,8 @@ class NormalizedDQN(DQN):
     Wang et al., arXiv:1511.06581, for the dueling heads: the value of a state and the
     advantages of its actions, so what is learned of one action helps all actions.
 
-    It sees means of 2x2 pixels. So its first kernel covers the same 8x8 pixels, and moves by the
-    same 4, with a quarter of the weights and operations.
+    It sees half the resolution. So its first kernel covers 8x8 of the 84x84 pixels, as DQN's does,
+    and moves by the same 4, with a quarter of the weights and operations.
 
     Args:
         input_shape: shape of one observation, (stack, height, width).
@@ -90,10 +93,8 @@ class NormalizedDQN(DQN):
     """
 
     def __init__(self, input_shape: tuple[int, int, int], n_actions: int) -> None:
-        super().__init__(input_shape, 1 + n_actions, channels=(16, 16, 16), hidden=256)
+        super().__init__(input_shape, 1 + n_actions, (16, 16, 16), hidden=256, first_kernel=4)
         self.arguments = {"input_shape": tuple(input_shape), "n_actions": int(n_actions)}
-        self.conv[0] = nn.Conv2d(input_shape[0], 16, kernel_size=4, stride=2)
-        self.conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.fc.insert(1, nn.LayerNorm(256))
         for name, parameter in (*self.conv.named_parameters(), *self.fc[0].named_parameters()):
             if name.endswith("weight"):
@@ -113,16 +114,12 @@ class NormalizedDQN(DQN):
         return value + advantages - advantages.mean(1, keepdim=True)
 
     def pixels(self, frames: torch.Tensor) -> torch.Tensor:
-        """The means of 2x2 pixels, -1 to 1: how much brighter they are than the whole state.
+        """How much brighter pixels are than the whole state, -1 to 1.
 
-        Most pixels are background. Without this it would move the sums of all units alike, and
+        Most of them are background. Without this it would move the sums of all units alike, and
         sometimes so far that a whole layer is never active again.
         """
-        rows = frames[:, :, : frames.shape[2] // 2 * 2].to(torch.int16)  # holds sums of four
-        sums = rows[:, :, ::2] + rows[:, :, 1::2]
-        sums = sums[..., ::2] + sums[..., 1::2]
-        dtype = next(self.conv.parameters()).dtype
-        pixels = sums.to(dtype, memory_format=torch.channels_last).mul_(1 / (4 * 255))
+        pixels = super().pixels(frames)
         return pixels - pixels.mean((1, 2, 3), keepdim=True)
 
 

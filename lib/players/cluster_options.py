@@ -47,4 +47,4 @@ class ClusterOptions(ReplayOptions):
     def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
         """Some games, in one thread."""
         games = one_thread_games(self.env, count, self.max_pool)
-        return StackedVectorEnv(games, self.stack, seed)
+        return StackedVectorEnv(games, self.recipe, seed)

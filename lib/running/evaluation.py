@@ -47,10 +47,9 @@ def make_env(recipe: Recipe, **kwargs: Any) -> gym.Env:
         resize=recipe.resize,
     )
     assert isinstance(env.observation_space, Box)
-    rows, actions = slice(*recipe.rows), recipe.actions
-    low, high = env.observation_space.low[:, rows], env.observation_space.high[:, rows]
-    space = Box(low, high, dtype=np.uint8)
-    env = TransformObservation(env, lambda state: state[:, rows], space)
+    actions, space = recipe.actions, env.observation_space
+    space = Box(recipe.seen(space.low), recipe.seen(space.high), dtype=np.uint8)
+    env = TransformObservation(env, recipe.seen, space)
     if actions is None:
         return env
     return TransformAction(env, lambda action: actions[action], Discrete(len(actions)))
@@ -105,7 +104,7 @@ class FastGames(StackedVectorEnv):
             )
         else:
             envs = ale_games(recipe.env, count, max_pool=recipe.max_pool)
-        super().__init__(envs, recipe.stack, seed, recipe.rows, recipe.actions)
+        super().__init__(envs, recipe, seed)
 
     def step(self, actions: np.ndarray) -> list[Episode | None]:
         """Step all games; returns those that ended. They begin anew."""

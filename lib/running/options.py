@@ -265,7 +265,10 @@ class PlayerOptions(ReplayOptions):
 
 @dataclass(frozen=True)
 class PongOptions(CommonOptions):
-    """Settings of rungs that see and play only the part of the game that Pong needs."""
+    """Settings of rungs that see and play only the part of the game that Pong needs.
+
+    They see it at half the resolution.
+    """
 
     any_game: bool = option(
         False, "use all actions and the whole picture, not only Pong's part", group="playing"
@@ -273,8 +276,8 @@ class PongOptions(CommonOptions):
 
     @property
     def recipe(self) -> Recipe:
-        """As ``CommonOptions.recipe``, with Pong's rows and actions."""
-        recipe = super().recipe
+        """As ``CommonOptions.recipe``, at half the resolution, with Pong's rows and actions."""
+        recipe = replace(super().recipe, half=True)
         return recipe if self.any_game else replace(recipe, rows=PONG_ROWS, actions=PONG_ACTIONS)
 
     def problem(self) -> str | None:
