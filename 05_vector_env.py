@@ -37,7 +37,7 @@ class Options(ReplayOptions):
 
 def train(hp: Options, run: Run) -> State:
     envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.recipe, hp.seed)
-    observation_shape, n_actions = envs.states.shape[1:], envs.n_actions
+    observation_shape, n_actions = envs.shape[1:], envs.n_actions
 
     net = DQN(observation_shape, n_actions).to(run.device)
     target_net = copy.deepcopy(net)

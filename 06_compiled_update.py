@@ -40,7 +40,7 @@ class Options(PrecisionOptions, ReplayOptions):
 
 def train(hp: Options, run: Run) -> State:
     envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.recipe, hp.seed)
-    observation_shape, n_actions = envs.states.shape[1:], envs.n_actions
+    observation_shape, n_actions = envs.shape[1:], envs.n_actions
     batch_size = hp.batch_size * hp.envs
 
     network = DQN(observation_shape, n_actions).to(run.device)
@@ -63,7 +63,7 @@ def train(hp: Options, run: Run) -> State:
         return loss
 
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
-    values = CapturedForward(q_function, envs.states.shape, run.device)
+    values = CapturedForward(q_function, envs.shape, run.device)
     agent = EpsilonGreedyAgent(values, n_actions, epsilon, run.device, hp.seed)
     experience = VectorExperienceSource(envs, agent)
     learn = CompiledUpdate(update, run.device, net)

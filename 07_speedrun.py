@@ -40,13 +40,13 @@ def train(hp: Options, run: Run) -> State:
     games = ale_games(hp.env, hp.envs)
     envs = StackedVectorEnv(games, hp.recipe, hp.seed)
 
-    network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
+    network = NormalizedDQN(envs.shape[1:], envs.n_actions).to(run.device)
     net = AveragedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
-    rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
+    rollout = Rollout(hp.rollout, envs.shape, hp.gamma, hp.trace, run.device)
     progress = Progress()
     rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
     averaging = ProgressSchedule(1.0, 1 / hp.averaged, progress)
-    epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress)
+    epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress, begin=0.7)
     epsilon = Maximum(
         LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
         ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),
@@ -85,8 +85,9 @@ def train(hp: Options, run: Run) -> State:
             progress.add(*step.points)
             announce(engine, hp.envs, step.episodes, [(step.frames[0], step.episodes[0])])
 
-    best = CapturedForward(best_values, envs.states.shape, run.device, compiled=True)
+    best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
     learn = CompiledUpdate(update, run.device, net, rollout.position)
+    learn.compile_ahead()
     engine = Engine(lambda engine, _: learn())
     saved = {"net": net, "buffer": rollout, "explore": explore, "points": progress}
     attach_handlers(engine, run, epsilon, saved, net.agent)

@@ -41,13 +41,16 @@ def train(hp: Options, run: Run, learners: Learners) -> State:
     seed = hp.seed + learners.rank * n_envs
     envs = (DeviceGames if on_gpu else StackedVectorEnv)(games, hp.recipe, seed)
 
-    network = NormalizedDQN(envs.states.shape[1:], envs.n_actions).to(run.device)
+    if learners.rank > 0:
+        envs.begin()  # compiles the emulator, while the first learner compiles the network
+
+    network = NormalizedDQN(envs.shape[1:], envs.n_actions).to(run.device)
     net = AveragedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
-    rollout = Rollout(hp.rollout, envs.states.shape, hp.gamma, hp.trace, run.device)
+    rollout = Rollout(hp.rollout, envs.shape, hp.gamma, hp.trace, run.device)
     progress = Progress()
     rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
     averaging = ProgressSchedule(1.0, 1 / hp.averaged, progress)
-    epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress)
+    epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress, begin=0.7)
     epsilon = Maximum(
         LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
         ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),
@@ -87,8 +90,9 @@ def train(hp: Options, run: Run, learners: Learners) -> State:
             rollout.outcome(actions, step.rewards, step.ended)
             learners.announce(engine, hp, step, progress)
 
-    best = CapturedForward(best_values, envs.states.shape, run.device, compiled=True)
+    best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
     learn = CompiledUpdate(update, run.device, net, rollout.position)
+    learn.compile_ahead()
     engine = Engine(lambda engine, _: learn())
     saved = {"net": net, "buffer": rollout, "explore": explore, "points": progress}
     learners.attach_handlers(engine, run, epsilon, saved, net.agent)

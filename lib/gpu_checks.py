@@ -94,9 +94,10 @@ class Kept:
     """
 
     def __init__(self, device: torch.device, tensors: Iterable[torch.Tensor]) -> None:
-        self._module = torch.get_device_module(device)
-        self._random = self._module.get_rng_state()
-        self._random_of_cpu = torch.get_rng_state()  # a compiler may draw from it
+        modules = [torch]  # a compiler may draw from the CPU's numbers, too
+        if device.type != "cpu":
+            modules.append(torch.get_device_module(device))
+        self._random = [(module, module.get_rng_state()) for module in modules]
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     @torch.no_grad()
@@ -104,8 +105,8 @@ class Kept:
         """Make everything as it was."""
         for tensor, kept in self._tensors:
             tensor.copy_(kept)
-        self._module.set_rng_state(self._random)
-        torch.set_rng_state(self._random_of_cpu)
+        for module, state in self._random:
+            module.set_rng_state(state)
 
 
 class Trial(NamedTuple):

@@ -27,7 +27,7 @@ class Options(ReplayOptions):
 
 def train(hp: Options, run: Run) -> State:
     envs = StackedVectorEnv(ale_games(hp.env, 2), replace(hp.recipe, stack=2), hp.seed)
-    observation_shape, n_actions = envs.states.shape[1:], envs.n_actions
+    observation_shape, n_actions = envs.shape[1:], envs.n_actions
 
     network = DQN(observation_shape, n_actions, channels=(4, 8, 8), hidden=16).to(run.device)
     net = MixedWeights(network, torch.float32, hp.learning_rate)
@@ -49,7 +49,7 @@ def train(hp: Options, run: Run) -> State:
         return loss
 
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
-    values = CapturedForward(q_function, envs.states.shape, run.device)
+    values = CapturedForward(q_function, envs.shape, run.device)
     agent = EpsilonGreedyAgent(values, n_actions, epsilon, run.device, hp.seed)
     learn = CompiledUpdate(update, run.device, net)
 

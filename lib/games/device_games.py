@@ -72,6 +72,7 @@ class DeviceGames:
         self._actions = torch.from_numpy(np.array(played)).to(device)
         # uint8, (n, stack, height, width)
         self.states = recipe.seen(frames).repeat(1, recipe.stack, 1, 1)
+        self.shape = tuple(self.states.shape)
         # Of every step since the last report, and of every game: points and steps if it ended, and
         # whether a point was won, or lost.
         self._ends = torch.zeros((every, 4, n), device=device)

@@ -6,6 +6,7 @@ games are played between the two.
 """
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
@@ -41,7 +42,9 @@ class VectorStep(NamedTuple):
 class Games(Protocol):
     """A vector environment whose step has two halves; it resets games that end."""
 
+    num_envs: int
     single_action_space: Any
+    single_observation_space: Any
 
     def reset(self, *, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
         """Begin new games."""
@@ -113,19 +116,32 @@ class StackedVectorEnv:
         recipe: Recipe,
         seed: int = 0,
     ) -> None:
-        self._envs, self._recipe = envs, recipe
+        self._envs, self._recipe, self._seed = envs, recipe, seed
         every = range(int(self._envs.single_action_space.n))
         self._actions = np.array(every if recipe.actions is None else recipe.actions)
         self.n_actions = len(self._actions)
-        frames, info = self._envs.reset(seed=seed)
-        # uint8, (n, stack, height, width)
-        self.states = np.repeat(recipe.seen(frames), recipe.stack, axis=1)
-        self._rewards = np.zeros(len(frames))
-        self._steps = np.zeros(len(frames), dtype=np.int64)
+        frame = np.zeros(envs.single_observation_space.shape[-2:], np.uint8)
+        self.shape = (envs.num_envs, recipe.stack, *recipe.seen(frame).shape)  # of the states
+        self._rewards = np.zeros(envs.num_envs)
+        self._steps = np.zeros(envs.num_envs, dtype=np.int64)
+
+    @cached_property
+    def states(self) -> np.ndarray:
+        """uint8, (n, stack, height, width). The games begin when they are first wanted.
+
+        By then the network can have been compiled, while another process compiles the emulator.
+        """
+        frames, info = self._envs.reset(seed=self._seed)
         self._lives = info.get("lives", np.zeros(len(frames), dtype=np.int64))
+        return np.repeat(self._recipe.seen(frames), self._recipe.stack, axis=1)
+
+    def begin(self) -> None:
+        """Begin the games now."""
+        _ = self.states
 
     def send(self, actions: np.ndarray) -> None:
         """Hand over actions: int64 (n,), indices into ``actions``; returns at once."""
+        self.begin()
         self._envs.send(self._actions[actions])
 
     def recv(self) -> VectorStep:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from lib.devices import compiles, first_line
 from lib.gpu_checks import (
+    Kept,
     compiled_for_gpu,
     fastest_update,
     fault_of_choices,
@@ -248,16 +249,15 @@ class CapturedForward:
     ) -> None:
         self._function, self._device = function, device
         self._shape = states_shape
-        compiled = compiled and compiles(device)
-        self._call = None if compiled or is_asynchronous(device) else function
+        self._call = None if is_asynchronous(device) else function
+        if compiled and compiles(device) and not is_asynchronous(device):
+            states = torch.zeros(states_shape, dtype=torch.uint8)
+            self._call = compiled_now("the choice of actions", function, states)
 
     def __call__(self, states: torch.Tensor) -> Any:
         """The function's result; on the GPU the next call overwrites it."""
         if self._call is None:
-            if is_asynchronous(self._device):
-                self._call = self._capture(states)
-            else:
-                self._call = compiled_now("the choice of actions", self._function, states)
+            self._call = self._capture(states)
         return self._call(states)
 
     def _capture(self, states: torch.Tensor) -> Callable[[torch.Tensor], Any]:
@@ -335,6 +335,18 @@ class CompiledUpdate:
         self._net, self._others = net, others
         self._on_cpu = compiles(device) and not is_asynchronous(device)
         self._call = torch.compile(update, fullgraph=True) if self._on_cpu else update
+        self._ready = False
+
+    def compile_ahead(self) -> None:
+        """Compile now, if this is a CPU; nothing is learned by it.
+
+        Buffers must already hold something to learn from, if only zeros.
+        """
+        if self._on_cpu and self._net:
+            kept = Kept(self._device, [*self._net.changing, *self._others])
+            self._call = compiled_now("the update", self._update)
+            kept.put_back()
+            self._ready = True
 
     def ready_for(self, turns: Iterable[None]) -> Iterator[None]:
         """Yield as ``turns`` does, but compile and capture before the first update.
@@ -342,14 +354,13 @@ class CompiledUpdate:
         So the time for this counts as wall clock, but not as time of the first update. On the CPU
         compiling makes an update; on the GPU nothing is learned by it.
         """
-        ready = False
         for _ in turns:
-            if not ready:
+            if not self._ready:
                 if self._on_cpu:
                     self._call = compiled_now("the update", self._update)
                 elif self._net and is_asynchronous(self._device):
                     self._call = self._fastest(self._net)
-                ready = True
+                self._ready = True
             yield
 
     def _fastest(self, net: MixedWeights) -> Callable[[], torch.Tensor]:
