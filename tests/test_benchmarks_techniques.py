@@ -4,14 +4,13 @@ import csv
 import gzip
 import json
 import subprocess
-import types
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from torch.autograd import DeviceType
 
-from benchmarks import peers
+from benchmarks import peers, timeline
 from benchmarks.__main__ import main
 from benchmarks.breakdown import rung, stopwatch
 from benchmarks.breakdown.verdict import verdict
@@ -90,13 +89,13 @@ def test_breakdown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     rows = read(tmp_path / "breakdown.csv")
     parts = {row["part"] for row in rows if row["process"] == "trainer"}
     assert {"sample", "forward", "backward", "optimizer", "insert"} <= parts
-    player = {row["part"] for row in rows if row["process"] == "player, alone"}
+    player = {row["part"] for row in rows if row["process"] == "player"}
     playing = {"environment", "wrappers", "action selection"}
     assert playing <= (player if name == "03_parallel" else parts)
     rates = [row["what if"] for row in read(tmp_path / "breakdown-what-if.csv")]
     assert rates == [*rung.WHAT_IFS, "filling the buffer"]
     assert (tmp_path / "breakdown.png").read_bytes().startswith(b"\x89PNG")
-    assert read(tmp_path / "breakdown-operators.csv")
+    assert "aten::" in (tmp_path / f"operators-{name}.txt").read_text()
     (trace,) = (tmp_path / f"trace-{name}").glob("*.pt.trace.json.gz")
     with gzip.open(trace) as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
@@ -104,21 +103,27 @@ def test_breakdown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert f"{name} is bound by " in (tmp_path / "breakdown.md").read_text()
 
 
-def test_kernels_of_the_gpu_count_with_their_operators_alone() -> None:
-    def event(key: str, where: DeviceType, microseconds: float) -> types.SimpleNamespace:
-        times = {"self_device_time_total": microseconds, "self_cpu_time_total": 1.0}
-        return types.SimpleNamespace(key=key, device_type=where, count=rung.PROFILED, **times)
-
-    events = [
-        event("aten::mm", DeviceType.CPU, 1e3),
-        event("ampere_sgemm_128x64", DeviceType.CUDA, 1e3),
-        event("aten::add_", DeviceType.CPU, 2e3),
-        event("forward", DeviceType.CPU, 3e3),  # a part of the iteration
-    ]
-    assert rung.top_operators(events, gpu=True) == [
-        ["aten::add_", f"{2 / rung.PROFILED:.3f}", "1.0"],
-        ["aten::mm", f"{1 / rung.PROFILED:.3f}", "1.0"],
-    ]
+def test_timeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rung, "WARM_UP", 2)
+    monkeypatch.setattr(timeline, "REPLAY_INITIAL", 40)
+    monkeypatch.delitem(timeline.RUNGS, "08_recompiled_pong")  # it compiles for a minute
+    tiny = ["--updates", 3, "--milliseconds", 60_000, "--epsilon", 0, "--out", tmp_path]
+    assert call("timeline", *tiny) == 0
+    spans: dict[str, list[dict[str, str]]] = {}
+    for span in read(tmp_path / "timeline.csv"):
+        spans.setdefault(f"{span['rung'][:2]} {span['who']}", []).append(span)
+    did = {who: {span["does"] for span in done} for who, done in spans.items()}
+    acts, learns = {"chooses actions", "other"}, {"learns", "waits", "other"}
+    assert did == {
+        "01 main process": {"plays", "learns"} | acts,
+        "03 main process": learns,
+        "03 player process": {"plays", "waits"} | acts,
+        "05 main process": learns | acts,
+        "05 ALE's threads": {"plays"},
+    }
+    for who in ("01 main process", "03 player process"):  # nothing is counted twice, or missing
+        assert all(a["end_ms"] == b["begin_ms"] for a, b in pairwise(spans[who]))
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_breakdown_of_no_rung(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,10 +148,15 @@ def test_verdict(name: str, parts: dict[str, float], says: str) -> None:
 def test_clock_charges_the_innermost_part(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0, 3.0, 6.0, 10.0])
     monkeypatch.setattr(stopwatch, "now", lambda device: next(times))
-    clock = stopwatch.Clock(torch.device("cpu"))
+    clock = stopwatch.Clock("cpu")
     with clock.part("outer"), clock.part("inner"):
         pass
-    assert clock.seconds == {stopwatch.REST: 1.0, "outer": 2.0 + 4.0, "inner": 3.0}
+    assert clock.spans == [
+        (stopwatch.REST, 0.0, 1.0),
+        ("outer", 1.0, 3.0),
+        ("inner", 3.0, 6.0),
+        ("outer", 6.0, 10.0),
+    ]
 
 
 def test_peers_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
