@@ -238,9 +238,7 @@ def test_any_runs_from_any_folders_on_any_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[str] = []
-    monkeypatch.setattr(
-        charts, "reward_chart", lambda _, groups, corner: drawn.extend(dict(groups))
-    )
+    monkeypatch.setattr(charts, "reward_chart", lambda _, groups, about: drawn.extend(dict(groups)))
     gpu = MACHINE | {"device": "cuda", "gpu": "Voodoo 2"}
     first = solved_run(tmp_path / "a", "01_baseline", 7, 10, 100)
     solved_run(tmp_path / "b" / "c", "03_parallel", 8, 5, 300, machine=gpu)
@@ -263,15 +261,14 @@ def test_any_runs_from_any_folders_on_any_machines(
 def take_off(folder: Path, seed: int, rewards: list[float], **settings: float) -> Path:
     """A run of 400,000 frames with a game in the middle of each 100,000, and one at each end."""
     games = [(60.0 * n, 50_000 * n, reward) for n, reward in enumerate(np.repeat(rewards, 2), 1)]
-    outcome = {"frames": 400_000, "seconds": 480, "fps": 833, "solved": 0}
-    limit = {"max_frames": 400_000}
-    return write_run(folder, "07_speedrun", seed, games, outcome=outcome, **limit, **settings)
+    end = {"frames": 400_000, "seconds": 480, "fps": 833, "solved": 0}
+    settings["max_frames"] = 400_000
+    return write_run(folder, "07_speedrun", seed, games, outcome=end, **settings)
 
 
 def test_learning_curves_by_frames(tmp_path: Path) -> None:
-    take_off(tmp_path, 0, [-20, -19, -5, 5], gamma=0.97)
-    take_off(tmp_path, 1, [-20, -17, -4, 7], gamma=0.97)
-    take_off(tmp_path, 2, [-20, -15, -9, 3], gamma=0.97)
+    for seed, rewards in enumerate(([-20, -19, -5, 5], [-20, -17, -4, 7], [-20, -15, -9, 3])):
+        take_off(tmp_path, seed, rewards, gamma=0.97)
     take_off(tmp_path, 0, [-20, -10, 3, 15], gamma=0.99)
     assert main(["table", str(tmp_path), "--every", "100000"]) == 0
     middle, *runs, other = rows_of(tmp_path / "table.csv")
