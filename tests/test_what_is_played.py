@@ -1,4 +1,4 @@
-"""Another seed is another run: torch and the games take it, whatever else is random."""
+"""What a rung plays: other games with another seed, and with the actions that it says."""
 
 import importlib
 from pathlib import Path
@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import BEYOND, PARALLEL, SERIAL
+from ale_py import AtariVectorEnv
+from conftest import BEYOND, PARALLEL, SERIAL, SPEEDRUNS
 from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 
+from emulator.threads import ThreadedPongVectorEnv
 from lib.games.experience import Transition
 from lib.learning.dqn_model import DQN
 from lib.running.events import PlayEvents
@@ -19,15 +21,14 @@ from lib.running.options import ReplayOptions
 from lib.running.run import Failure, Run, launch
 
 FRAMES = 100  # games differ in their no-ops, so the ball is elsewhere by then
-GREEDY = {"epsilon_start": 0.0, "epsilon_final": 1e-6}
 
 
 class Enough(Exception):  # noqa: N818, it is no error
     """As many frames as are wanted."""
 
 
-def played(script: str, seed: int, folder: Path) -> list[np.ndarray]:
-    """What the first game of a rung showed to the same network, which acts greedily."""
+def played(script: str, seed: int, folder: Path, epsilon: float = 0.0) -> list[np.ndarray]:
+    """What the first game of a rung showed to the same network; epsilon is that of the start."""
     module = importlib.import_module(script)
     attach_handlers = module.attach_handlers
     frames: list[np.ndarray] = []
@@ -46,8 +47,10 @@ def played(script: str, seed: int, folder: Path) -> list[np.ndarray]:
             if len(frames) >= FRAMES:
                 engine.terminate()
 
-    noops = {"noop_max": 30} if "new_wrappers" in script else {}  # they have none of their own
-    options = getattr(module, "Options", ReplayOptions)(seed=seed, **GREEDY, **noops)
+    settings = {"seed": seed, "epsilon_start": epsilon, "epsilon_final": 1e-6}
+    if script.startswith("04"):
+        settings["noop_max"] = 30  # it has none of its own
+    options = getattr(module, "Options", ReplayOptions)(**settings)
     torch.manual_seed(0)
     if script in PARALLEL:
         net = DQN((options.recipe.stack, 84, 84), 6)
@@ -62,10 +65,28 @@ def played(script: str, seed: int, folder: Path) -> list[np.ndarray]:
 
 
 @pytest.mark.usefixtures("console", "signals")
-@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND[:4]])  # the learners of 10: as 08
+@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND[:4]])  # 10 needs its learners
 def test_games_take_the_seed(script: str, tmp_path: Path) -> None:
     one, other = (np.stack(played(script, seed, tmp_path)) for seed in (1, 2))
     assert not np.array_equal(one, other)
+
+
+@pytest.mark.usefixtures("console", "signals")
+@pytest.mark.parametrize("script", SPEEDRUNS[:2])
+def test_speedruns_play_the_three_actions_that_differ(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: set[int] = set()
+    games = AtariVectorEnv if script == "07_speedrun" else ThreadedPongVectorEnv
+    send = games.send
+
+    def note(self: Any, actions: np.ndarray) -> None:
+        sent.update(actions.tolist())
+        send(self, actions)
+
+    monkeypatch.setattr(games, "send", note)
+    played(script, 0, tmp_path, epsilon=1.0)
+    assert sent == {0, 2, 3}  # of the game's six: stay, up and down
 
 
 @pytest.mark.usefixtures("signals")
