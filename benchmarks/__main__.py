@@ -10,6 +10,7 @@ Every measurement is a TensorBoard run: `tensorboard --logdir runs/mine` shows i
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -23,6 +24,7 @@ COMMANDS = {
     "sweep": "change a single setting, the number of players among them",
     "techniques": "measure each optimisation by itself on the same network and data",
     "breakdown": "show where the time of an iteration goes, and what limits the rung",
+    "timeline": "draw who plays, who learns and who waits, over some milliseconds",
     "waits": "say by line where the CPU waits for the GPU while a rung trains",
     "emulator": "time the emulator beside ALE's and EnvPool's vector environments",
     "cluster": "measure what one learner takes in from many players",
@@ -64,6 +66,8 @@ def main(argv: Sequence[str]) -> int:
     if rung_flags and not hasattr(args, "rung_flags"):
         parser.error(f"{args.command} runs no rungs: nothing can follow --")
     args.rung_flags = rung_flags
+    # As an exception, which reaches what was started, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         return module.run(args)
     except UserError as error:

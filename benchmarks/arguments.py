@@ -1,7 +1,6 @@
 """Flags that subcommands have in common."""
 
 import argparse
-import math
 from pathlib import Path
 
 
@@ -10,17 +9,6 @@ def positive(text: str) -> int:
     value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return value
-
-
-def seconds(text: str) -> float:
-    """A number of seconds from 0 on, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
 
 

@@ -13,12 +13,23 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from benchmarks.records import Record
 
 PALETTE = list(TABLEAU_COLORS)  # their names
 STYLES = ("-", "--", ":", "-.")
 POINTS = 400  # of the grid that runs are brought to
+# What somebody does, and its colour in a time line.
+ACTIVITIES = {
+    "learns": "tab:blue",
+    "chooses actions": "tab:orange",
+    "plays": "tab:green",
+    "other": "darkgray",
+    "waits": "#ececec",
+}
+# A heading, somebody, and what they did: an activity, and when it began and ended, in milliseconds.
+Row = tuple[str, str, Sequence[tuple[str, float, float]]]
 # Name of the x axis -> its field of ``Curves``, and its unit.
 PANELS = {
     "frames (thousands of agent steps)": ("frames", 1_000),
@@ -49,15 +60,14 @@ def bar_chart(
     unit: str,
     bars: Sequence[Bar],
     machine: str,
-    row_height: float = 0.45,
     reference: float | None = None,
 ) -> None:
     """Horizontal bars from top to bottom: the median, a line from min to max, a dot per run.
 
-    A bar has ``row_height`` inches. A vertical line is drawn at the ``reference``.
+    A vertical line is drawn at the ``reference``.
     """
+    row_height, size = (0.45, 9) if len(bars) < 20 else (0.25, 7)  # inches, points
     figure, (axes,) = _axes(title, machine, height=1.5 + row_height * max(len(bars), 1))
-    size = 9 if row_height > 0.3 else 7
     longest = max((max(bar.values) for bar in bars if bar.values), default=1.0)
     kinds = list(dict.fromkeys(bar.kind for bar in bars))
     for row, bar in enumerate(bars):
@@ -96,6 +106,28 @@ def stacked_chart(
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     axes.legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize=8)
+    _save(figure, path)
+
+
+def time_line(path: Path, rows: Sequence[Row], length: float, machine: str) -> None:
+    """Who does what over so many milliseconds; rows of the same heading are below it."""
+    figure, (axes,) = _axes("", machine, width=13.3, height=5.0)
+    y, places, above = 0.0, [], ""
+    for heading, _, spans in rows:
+        if heading != above:
+            axes.text(0, y + 0.7, heading, fontsize=13)
+            y, above = y + 0.85, heading
+        y += 1.05
+        places.append(y - 0.5)
+        for kind, begin, end in spans:
+            axes.barh(places[-1], end - begin, left=begin, height=0.95, color=ACTIVITIES[kind])
+    axes.set_yticks(places, [who for _, who, _ in rows], fontsize=13)
+    axes.tick_params(labelsize=13)
+    axes.set_xlim(0, length)
+    axes.set_ylim(y + 0.2, 0)
+    axes.set_xlabel("milliseconds", fontsize=13)
+    handles = [Patch(color=colour, label=kind) for kind, colour in ACTIVITIES.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=13, frameon=False)
     _save(figure, path)
 
 

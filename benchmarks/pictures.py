@@ -9,15 +9,12 @@ programs: its minutes are too many. Both are read from the runs' events.
 import argparse
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # no screen needed
-from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import ScalarFormatter
 
 from benchmarks import UserError
 from benchmarks.book import RUNGS
+from benchmarks.charts import plt
 from benchmarks.records import read_records
 
 TICKS = (2, 5, 10, 20, 50, 100, 200, 400)  # minutes
@@ -36,9 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw the chart."""
     minutes: dict[str, list[tuple[float, bool]]] = {name: [] for name in RUNGS}
-    folders = [(folder, True) for folder in args.alone] + [(folder, False) for folder in args.busy]
-    for folder, alone in folders:
-        for record in read_records(folder):
+    for alone, folders in ((True, args.alone), (False, args.busy)):
+        for record in (record for folder in folders for record in read_records(folder)):
             if record.solved:
                 minutes.setdefault(record.script, []).append((record.minutes, alone))
     if not any(minutes.values()):
@@ -53,9 +49,8 @@ def run(args: argparse.Namespace) -> int:
             fill = "tab:blue" if alone else "none"
             axes.plot(value, row, "o", color="tab:blue", markerfacecolor=fill, markersize=6)
         if not minutes[name]:
-            axes.text(
-                TICKS[0], row, "  not run to 17 here", color="tab:gray", va="center", fontsize=8
-            )
+            text = "  not run to 17 here"
+            axes.text(TICKS[0], row, text, color="tab:gray", va="center", fontsize=8)
     axes.set_xscale("log")
     axes.set_xticks(TICKS)
     axes.xaxis.set_major_formatter(ScalarFormatter())

@@ -35,7 +35,9 @@ def write_table(
         The Markdown, to be printed.
     """
     path_without_suffix.parent.mkdir(parents=True, exist_ok=True)
-    text = markdown(title, header, rows, notes)
+    table = [header, ["---"] * len(header), *rows]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
+    text = "\n".join([f"# {title}", "", *(f"- {note}" for note in notes), "", *lines]) + "\n"
     Path(f"{path_without_suffix}.md").write_text(text, encoding="utf-8")
     write_csv(Path(f"{path_without_suffix}.csv"), [header, *rows])
     return text
@@ -45,15 +47,6 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
     """Write rows, the header first."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
-
-
-def markdown(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]
-) -> str:
-    """A table as text."""
-    table = [header, ["---"] * len(header), *rows]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
-    return "\n".join([f"# {title}", "", *(f"- {note}" for note in notes), "", *lines]) + "\n"
 
 
 def output_folder(path: Path) -> Path:

@@ -10,12 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
@@ -164,10 +163,7 @@ def run_suite(jobs: Sequence[Job], run_dir: Path) -> int:
     failures = 0
     # Smoothing 0: the time left follows from the whole suite, not from the last run alone.
     layout = "{desc} {n:.1f}/{total} runs |{bar}| {elapsed} passed, {remaining} left {postfix}"
-    with (
-        tqdm(total=len(wanted), smoothing=0, bar_format=layout, disable=None) as bar,
-        _terminable(),
-    ):
+    with tqdm(total=len(wanted), smoothing=0, bar_format=layout, disable=None) as bar:
         for number, job in enumerate(wanted):
             bar.set_description_str(str(job))
             last_line, error, code = "", "", commit()
@@ -196,20 +192,6 @@ def run_suite(jobs: Sequence[Job], run_dir: Path) -> int:
             tqdm.write(f"[{number + 1}/{len(wanted)}] {job}: {error or last_line}")
             sys.stdout.flush()
     return failures
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that it reaches the rung, too."""
-
-    def stop(number: int, _: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def progress(line: str, settings: dict[str, Setting]) -> float:

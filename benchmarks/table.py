@@ -259,11 +259,8 @@ def iqm(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
     """Interquartile mean with its interval, of at least two runs."""
     if len(values) < 2:
         return ""
-    middle = bound(interquartile_mean, values, certain, form)
-    low, high = (
-        bound(lambda v, end=end: bootstrap_interval(v)[end], values, certain, form)
-        for end in (0, 1)
-    )
+    ends = (lambda v: bootstrap_interval(v)[0]), (lambda v: bootstrap_interval(v)[1])
+    middle, low, high = (bound(f, values, certain, form) for f in (interquartile_mean, *ends))
     return f"{middle} ({low} to {high})"
 
 

@@ -44,20 +44,10 @@ def watch(rung: str, device: torch.device, updates: int) -> Counter[tuple[str, i
     """How often the CPU waited at each file and line."""
     prepare_torch(seed=0)
     gpu = device.type == "cuda"
-
-    def debug(mode: str) -> None:
-        if gpu:
-            torch.cuda.set_sync_debug_mode(mode)
-
+    debug = torch.cuda.set_sync_debug_mode if gpu else lambda mode: None
     # A random action costs no forward pass, and so hides a wait.
     settings = {"cuda": gpu, "replay_initial": 200, "epsilon_start": 0.0, "epsilon_final": 0.0}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        run_rung(
-            load(rung),
-            settings | {"stop_reward": 1e9},
-            updates,
-            begin=lambda: debug("warn"),
-            end=lambda: debug("default"),
-        )
+        run_rung(load(rung), settings, updates, lambda: debug("warn"), lambda: debug("default"))
     return Counter((w.filename, w.lineno) for w in caught if TOLD in str(w.message))

@@ -51,13 +51,12 @@ def test_an_interrupted_run_keeps_what_it_measured(
 
     monkeypatch.setattr(emulator, "start_players", interrupted)
     monkeypatch.setattr(emulator, "starts", lambda: (10.0, 1.0))  # it compiles for 15 seconds
-    flags = ["--python", str(tmp_path / "none"), "--rounds", "2", "--seconds", "0"]
+    flags = ["--python", str(tmp_path / "none"), "--rounds", "2", "--milliseconds", "1"]
     assert main(["emulator", *flags, "--games", "1", "4", "16", "--out", str(tmp_path)]) == 130
     record = json.loads((tmp_path / "emulator.json").read_text())
     measured = [(who, games) for who, _, games, _ in record["agent_steps_per_second"]]
-    everybody = ["ALE with the wrappers of lib", "ALE, emulation alone"]
-    everybody += ["this emulator, emulation alone", "this emulator", "AtariVectorEnv"]
-    assert measured == [(who, 1) for who in everybody] * 2
+    everybody = [emulator.WRAPPERS, emulator.ALE_ALONE, emulator.ALONE, emulator.EMULATOR]
+    assert measured == [(who, 1) for who in (*everybody, emulator.ALE)] * 2
     assert all(rate > 0 for *_, rate in record["agent_steps_per_second"])
     assert record["not_measured"] == [4, 16]
     told = (tmp_path / "emulator.md").read_text()

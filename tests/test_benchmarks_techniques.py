@@ -4,19 +4,20 @@ import csv
 import gzip
 import json
 import subprocess
-import types
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from torch.autograd import DeviceType
 
-from benchmarks import peers
+from benchmarks import peers, timeline
 from benchmarks.__main__ import main
 from benchmarks.breakdown import rung, stopwatch
 from benchmarks.breakdown.verdict import verdict
 from benchmarks.techniques.measuring import Alternative, measure
 from benchmarks.techniques.replay import BUFFERS, transitions
+
+GPU = torch.cuda.is_available()
 
 
 def call(*arguments: object) -> int:
@@ -29,23 +30,17 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def test_techniques(tmp_path: Path) -> None:
-    only = ["memory-format", "optimizer", "environments", "replay", "denormals"]
+    only = ["memory-format", "optimizer", "copies", "environments", "replay", "denormals"]
     tiny = ["--repeats", 1, "--milliseconds", 1, "--batch-size", 2, "--transitions", 20]
     assert call("techniques", "--only", *only, *tiny, "--envs", 2, "--out", tmp_path) == 0
-    rows = read(tmp_path / "techniques.csv")
-    assert list(dict.fromkeys(row["technique"] for row in rows)) == only
-    assert all(float(row["median"].replace(",", "")) >= 0 for row in rows)
+    measured: dict[str, set[str]] = {}
+    for row in read(tmp_path / "techniques.csv"):
+        measured.setdefault(row["technique"], set()).add(row["median"].replace(",", ""))
+    assert list(measured) == only
+    assert measured.pop("copies") == {f"not run: {'without --cuda' if GPU else 'no GPU'}"}
+    assert all(float(value) >= 0 for values in measured.values() for value in values)
     assert (tmp_path / "techniques.png").stat().st_size > 1_000
     assert "Machine: " in (tmp_path / "techniques.md").read_text()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_what_cannot_run_is_listed_with_the_reason(tmp_path: Path) -> None:
-    tiny = ["--repeats", 1, "--milliseconds", 1, "--batch-size", 2]
-    assert call("techniques", "--only", "copies", *tiny, "--out", tmp_path) == 0
-    rows = read(tmp_path / "techniques.csv")
-    assert {row["median"] for row in rows} == {"not run: no GPU"}
-    assert call("techniques", "--cuda", "--out", tmp_path) == 2
 
 
 def test_alternatives_take_turns_and_a_failing_one_is_left_out() -> None:
@@ -90,13 +85,13 @@ def test_breakdown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     rows = read(tmp_path / "breakdown.csv")
     parts = {row["part"] for row in rows if row["process"] == "trainer"}
     assert {"sample", "forward", "backward", "optimizer", "insert"} <= parts
-    player = {row["part"] for row in rows if row["process"] == "player, alone"}
+    player = {row["part"] for row in rows if row["process"] == "player"}
     playing = {"environment", "wrappers", "action selection"}
     assert playing <= (player if name == "03_parallel" else parts)
     rates = [row["what if"] for row in read(tmp_path / "breakdown-what-if.csv")]
     assert rates == [*rung.WHAT_IFS, "filling the buffer"]
     assert (tmp_path / "breakdown.png").read_bytes().startswith(b"\x89PNG")
-    assert read(tmp_path / "breakdown-operators.csv")
+    assert "aten::" in (tmp_path / f"operators-{name}.txt").read_text()
     (trace,) = (tmp_path / f"trace-{name}").glob("*.pt.trace.json.gz")
     with gzip.open(trace) as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
@@ -104,26 +99,27 @@ def test_breakdown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert f"{name} is bound by " in (tmp_path / "breakdown.md").read_text()
 
 
-def test_kernels_of_the_gpu_count_with_their_operators_alone() -> None:
-    def event(key: str, where: DeviceType, microseconds: float) -> types.SimpleNamespace:
-        times = {"self_device_time_total": microseconds, "self_cpu_time_total": 1.0}
-        return types.SimpleNamespace(key=key, device_type=where, count=rung.PROFILED, **times)
-
-    events = [
-        event("aten::mm", DeviceType.CPU, 1e3),
-        event("ampere_sgemm_128x64", DeviceType.CUDA, 1e3),
-        event("aten::add_", DeviceType.CPU, 2e3),
-        event("forward", DeviceType.CPU, 3e3),  # a part of the iteration
-    ]
-    assert rung.top_operators(events, gpu=True) == [
-        ["aten::add_", f"{2 / rung.PROFILED:.3f}", "1.0"],
-        ["aten::mm", f"{1 / rung.PROFILED:.3f}", "1.0"],
-    ]
-
-
-def test_breakdown_of_no_rung(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("breakdown", "99_none", "--out", tmp_path) == 2
-    assert "99_none cannot be taken apart" in capsys.readouterr().err
+def test_timeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rung, "WARM_UP", 2)
+    monkeypatch.setattr(timeline, "REPLAY_INITIAL", 40)
+    monkeypatch.delitem(timeline.RUNGS, "08_recompiled_pong")  # it compiles for a minute
+    tiny = ["--updates", 3, "--milliseconds", 60_000, "--epsilon", 0, "--out", tmp_path]
+    assert call("timeline", *tiny) == 0
+    spans: dict[str, list[dict[str, str]]] = {}
+    for span in read(tmp_path / "timeline.csv"):
+        spans.setdefault(f"{span['rung'][:2]} {span['who']}", []).append(span)
+    did = {who: {span["does"] for span in done} for who, done in spans.items()}
+    acts, learns = {"chooses actions", "other"}, {"learns", "waits", "other"}
+    assert did == {
+        "01 main process": {"plays", "learns"} | acts,
+        "03 main process": learns,
+        "03 player process": {"plays", "waits"} | acts,
+        "05 main process": learns | acts,
+        "05 ALE's threads": {"plays"},
+    }
+    for who in ("01 main process", "03 player process"):  # nothing is counted twice, or missing
+        assert all(a["end_ms"] == b["begin_ms"] for a, b in pairwise(spans[who]))
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -143,27 +139,41 @@ def test_verdict(name: str, parts: dict[str, float], says: str) -> None:
 def test_clock_charges_the_innermost_part(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0, 3.0, 6.0, 10.0])
     monkeypatch.setattr(stopwatch, "now", lambda device: next(times))
-    clock = stopwatch.Clock(torch.device("cpu"))
+    clock = stopwatch.Clock("cpu")
     with clock.part("outer"), clock.part("inner"):
         pass
-    assert clock.seconds == {stopwatch.REST: 1.0, "outer": 2.0 + 4.0, "inner": 3.0}
+    assert clock.spans == [
+        (stopwatch.REST, 0.0, 1.0),
+        ("outer", 1.0, 3.0),
+        ("inner", 3.0, 6.0),
+        ("outer", 6.0, 10.0),
+    ]
 
 
-def test_peers_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("peers", "--python", tmp_path / "python", "--out", tmp_path) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "requirements-peers.txt" in error
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["breakdown", "99_none"], "99_none cannot be taken apart"),
+        (["peers", "--python", "none"], "requirements-peers.txt"),
+        (["breakdown", "--replay-initial", 10**6], "--replay-initial is more than --replay-size"),
+        (["techniques", "--cuda"], "no usable GPU"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    command: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--cuda" in command and GPU:
+        pytest.skip("needs a machine without a GPU")
+    assert call(*command, "--out", tmp_path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
 
 
-@pytest.fixture
-def python(tmp_path: Path) -> Path:
-    """The peers' interpreter, as far as anybody looks."""
-    (tmp_path / "python").touch()
-    return tmp_path / "python"
-
-
-def test_peers(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "python"  # the peers' interpreter, as far as anybody looks
+    python.touch()
     last = "frame limit reached after 3,000 frames; avg_reward -20.00, 1,000.0 FPS\n"
 
     def program(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -171,21 +181,14 @@ def test_peers(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) ->
         return subprocess.CompletedProcess(command, 0, said, "")
 
     monkeypatch.setattr(subprocess, "run", program)
-    assert call("peers", "--python", python, "--rounds", 2, "--out", tmp_path) == 0
+    command = ["peers", "--python", python, "--rounds", 2, "--out", tmp_path]
+    assert call(*command) == 0
     rows = read(tmp_path / "peers.csv")
     assert len(rows) == len(peers.CONTENDERS)
     ratios = {row["who"]: row["the ladder is faster by (x)"] for row in rows}
     assert ratios == {peers.LADDER: "1.00", peers.PTAN: "2.00", peers.SB3: "2.00"}
     assert (tmp_path / "peers.png").exists()
-
-
-def test_a_peer_that_fails_is_one_line(
-    tmp_path: Path,
-    python: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "Traceback\nImportError: no ptan\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **named: failed)
-    assert call("peers", "--python", python, "--out", tmp_path) == 1
+    assert call(*command) == 1
     assert capsys.readouterr().err.strip().endswith("ImportError: no ptan")

@@ -193,7 +193,7 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
 @needs_gpu
 def test_the_benchmark_measures_what_there_is(tmp_path):
     command = [sys.executable, "-m", "benchmarks", "emulator", "--cuda", "--games", "2"]
-    command += ["--rounds", "1", "--seconds", "0", "--out", str(tmp_path)]
+    command += ["--rounds", "1", "--milliseconds", "1", "--out", str(tmp_path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     row = (tmp_path / "emulator.csv").read_text().splitlines()[1]

@@ -2,7 +2,7 @@
 
 The rung runs in this process, with a stopwatch around the functions it calls. Then it runs without
 sampling, without the optimizer step and without any update, and once more, shortly, under
-torch.profiler. If the rung has a player process, the player's own loop is timed, too.
+torch.profiler. If the rung has a player process, there is a stopwatch in it, too.
 
     python -m benchmarks breakdown 01_baseline 03_parallel
 """
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from benchmarks import UserError, charts
 from benchmarks.arguments import add_counts, add_epsilon, add_out
 from benchmarks.breakdown.rung import (
-    PROFILED,
     WARM_UP,
     WHAT_IFS,
     load,
     profile_rung,
     run_rung,
-    time_player,
+    timed_player,
     without,
 )
-from benchmarks.breakdown.stopwatch import REST, Clock, timed_parts
+from benchmarks.breakdown.stopwatch import REST, Clock, Span, timed_parts
 from benchmarks.breakdown.verdict import by_kind, verdict
 from benchmarks.report import change, here, output_folder, short_machine, spread, write_table
 from benchmarks.runner import find_rungs
@@ -44,7 +44,6 @@ class Breakdown:
     processes: dict[str, dict[str, float]]  # the trainer's parts, and those of the player
     frames_per_update: float
     what_ifs: dict[str, list[float]]  # FPS of every repeat
-    operators: list[list[str]]
     verdict: str  # what bounds it
 
 
@@ -74,20 +73,15 @@ def run(args: argparse.Namespace) -> int:
                 f"{rung} cannot be taken apart (later rungs update in one compiled function), "
                 f"only {', '.join(whole)}"
             )
-    settings = {
-        "cuda": args.cuda,
-        "replay_initial": args.replay_initial,
-        "epsilon_start": args.epsilon,
-        "epsilon_final": args.epsilon,
-        "stop_reward": 1e9,
-    }
+    settings = {"cuda": args.cuda, "replay_initial": args.replay_initial}
+    settings |= {"epsilon_start": args.epsilon, "epsilon_final": args.epsilon}
     if message := ReplayOptions(**settings).problem():
         raise UserError(message)
     out = output_folder(args.out)
     prepare_torch(seed=0)
     found = []
     for rung in rungs:
-        found.append(take_apart(rung, settings, args, Clock(device), out))
+        found.append(take_apart(rung, settings, args, device, out))
         print(found[-1].verdict, flush=True)
     write(found, args, out, describe_machine(device))
     return 0
@@ -99,36 +93,31 @@ def suffix(args: argparse.Namespace) -> str:
 
 
 def take_apart(
-    rung: str, settings: dict[str, Any], args: argparse.Namespace, clock: Clock, out: Path
+    rung: str, settings: dict[str, Any], args: argparse.Namespace, device: torch.device, out: Path
 ) -> Breakdown:
     """Everything about one rung."""
     module, updates, total = load(rung), args.updates, args.repeats * len(WHAT_IFS) + 2
     what_ifs: dict[str, list[float]] = {name: [] for name in (*WHAT_IFS, "filling the buffer")}
-    parts: dict[str, float] = {}
     with tqdm(total=total, desc=rung, unit="run", disable=None) as bar:
         for _ in range(args.repeats):
             for name in WHAT_IFS:
-                with without(name, module, clock.device):
+                with without(name, module, device):
                     plain = run_rung(module, settings, updates)
                 what_ifs[name].append(plain.fps)
                 bar.update()
             what_ifs["filling the buffer"].append(plain.filling_fps)
-        with timed_parts(clock.part):
-            timed = run_rung(
-                module,
-                settings,
-                updates,
-                begin=clock.restart,
-                end=lambda: parts.update(clock.milliseconds(1)),
-            )
-        processes = {"trainer": {part: ms / timed.frames for part, ms in parts.items()}}
-        if timed.player:
-            processes["player, alone"] = time_player(timed, clock, updates)
+        clock, player = Clock(device), list[Span]()
+        with timed_parts(clock.part), timed_player(player):
+            timed = run_rung(module, settings, updates)
+        processes = {"trainer": timed.milliseconds(clock.spans)}
+        if player:
+            processes["player"] = timed.milliseconds(player)
         bar.update()
         operators = profile_rung(module, settings, out / f"trace-{rung}{suffix(args)}")
+        (out / f"operators-{rung}{suffix(args)}.txt").write_text(operators)
         bar.update()
     frames_per_update, bound = timed.frames / updates, verdict(rung, processes["trainer"])
-    return Breakdown(rung, processes, frames_per_update, what_ifs, operators, bound)
+    return Breakdown(rung, processes, frames_per_update, what_ifs, bound)
 
 
 def write(
@@ -162,7 +151,8 @@ def write(
         ],
         "A part is what its functions take without the parts they call; what is left is "
         f"called {REST!r}",
-        "A player is timed by itself in the trainer's place; of sending, only the pickling",
+        "A player is timed in its own process, while the trainer trains; where it is ahead, it "
+        "waits for the trainer in 'receiving'",
         "On a GPU every part is waited for, so nothing overlaps here; the what-if rates are "
         "without that",
         *(one.verdict for one in found),
@@ -179,13 +169,6 @@ def write(
         f"Medians (and ranges) of {args.repeats} runs of each, in turn",
         "Without sampling: one batch is used again and again. Without any update: the batch is "
         "sampled and not learned from",
-    )
-    table(
-        "-operators",
-        "The operators that take longest in the trainer",
-        "rung; operator; ms per update; calls per update",
-        [[one.rung, *operator] for one in found for operator in one.operators],
-        f"{PROFILED} updates under torch.profiler, which slows them",
     )
     bars = {
         one.rung if process == "trainer" else f"{one.rung}\n{process}": by_kind(parts)

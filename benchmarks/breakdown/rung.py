@@ -1,42 +1,39 @@
-"""A rung run in this process, as it is, without something, or in the player's place."""
+"""A rung run in this process, as it is or without something; its player may be timed, too."""
 
 import contextlib
 import functools
 import importlib
 import io
-import itertools
+import pickle
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks import Failed
-from benchmarks.breakdown.stopwatch import PARTS, SENDING, Clock, timed_parts
+from benchmarks.breakdown.stopwatch import PARTS, REST, Clock, Parts, Span, timed_parts
 from benchmarks.runner import ROOT
 from benchmarks.timing import now
-from lib.games.experience import Transition
 from lib.learning.replay_buffer import ReplayBuffer
-from lib.players import player
+from lib.players.player import ExperienceQueue, Player
 from lib.running.events import PlayEvents
 from lib.running.options import ReplayOptions
 from lib.running.run import Failure, Run
 
 WARM_UP = 20  # updates before anything is timed
 PROFILED = 10  # updates in the trace: enough to look at, small enough to open
-TOP_OPERATORS = 10
+TOP_OPERATORS = 20  # of the table, the parts of an iteration among them
 WHAT_IFS = ("as it is", "without sampling", "without optimizer step", "without any update")
 
 
@@ -44,15 +41,22 @@ WHAT_IFS = ("as it is", "without sampling", "without optimizer step", "without a
 class Measured:
     """One run of a rung, after warming up."""
 
-    seconds: float = 0.0
+    begin: float = 0.0  # seconds, of a clock that all processes have in common
+    end: float = 0.0
     frames: int = 0
     filling_fps: float = 0.0
-    player: tuple[Callable[..., None], tuple[Any, ...]] | None = None  # its function and arguments
 
     @property
     def fps(self) -> float:
         """Frames per second."""
-        return self.frames / self.seconds
+        return self.frames / (self.end - self.begin)
+
+    def milliseconds(self, spans: Iterable[Span]) -> dict[str, float]:
+        """What a process spent on each part while this was measured, per frame."""
+        spent = dict.fromkeys([*PARTS, REST], 0.0)
+        for part, begin, end in spans:
+            spent[part] += max(min(end, self.end) - max(begin, self.begin), 0.0)
+        return {part: time / self.frames * 1e3 for part, time in spent.items() if time}
 
 
 def load(rung: str) -> ModuleType:
@@ -74,10 +78,11 @@ def run_rung(
     The settings are those that differ from its defaults; ``begin`` and ``end`` are called when
     measuring begins and ends.
     """
-    options = getattr(module, "Options", ReplayOptions)(**settings, checkpoint_every=0)
+    endless = {"stop_reward": 1e9, "checkpoint_every": 0}
+    options = getattr(module, "Options", ReplayOptions)(**settings, **endless)
     device = torch.device("cuda" if options.cuda else "cpu")
     measured = Measured()
-    attach_handlers, make_player = module.attach_handlers, player.Player.__init__
+    attach_handlers = module.attach_handlers
 
     def attach(engine: Engine, *args: Any) -> None:
         attach_handlers(engine, *args)
@@ -98,18 +103,14 @@ def run_rung(
         def start(engine: Engine) -> None:
             measured.frames -= engine.state.frames
             begin()
-            measured.seconds -= now(device)
+            measured.begin = now(device)
 
         @engine.on(Events.ITERATION_COMPLETED(once=WARM_UP + updates))
         def stop(engine: Engine) -> None:
-            measured.seconds += now(device)
+            measured.end = now(device)
             end()
             measured.frames += engine.state.frames
             engine.terminate()
-
-    def remember(self: player.Player, play: Any, args: Any, *rest: Any, **named: Any) -> None:
-        measured.player = (play, args)
-        make_player(self, play, args, *rest, **named)
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with (
@@ -117,7 +118,6 @@ def run_rung(
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),  # the bar is no terminal's
         mock.patch.object(module, "attach_handlers", attach),
-        mock.patch.object(player.Player, "__init__", remember),
         TensorboardLogger(folder) as tensorboard,
     ):
         run = Run(options, device, Path(folder), tensorboard, module.__name__)
@@ -130,7 +130,7 @@ def run_rung(
                 signal.signal(number, handler)
     if run.signal is not None:
         raise KeyboardInterrupt
-    if measured.seconds <= 0:
+    if not measured.end:
         raise Failed(f"{module.__name__} ended before {WARM_UP + updates} updates")
     return measured
 
@@ -149,60 +149,46 @@ def without(what: str, module: ModuleType, device: torch.device) -> AbstractCont
     return patches[what]
 
 
-class _Enough(Exception):  # noqa: N818, it is no error
-    """The player has played what was to be timed."""
+class TimedPlay:
+    """What a player does, with a stopwatch whose spans are written to a file in the end."""
+
+    def __init__(self, play: Callable[..., None], parts: Parts, device: str, file: Path) -> None:
+        self.play, self.parts, self.device, self.file = play, parts, device, file
+
+    def __call__(self, queue: ExperienceQueue, *args: Any) -> None:
+        """Play, in the player's process."""
+        clock = Clock(self.device)
+        try:
+            with timed_parts(clock.part, self.parts):
+                self.play(queue, *args)
+        finally:
+            self.file.write_bytes(pickle.dumps(clock.spans))
 
 
-def time_player(measured: Measured, clock: Clock, frames: int) -> dict[str, float]:
-    """Play in this process, by itself and with one thread as a player does; ms per frame."""
-    assert measured.player
-    play, args = measured.player
-    sent = itertools.count(1)
+@contextmanager
+def timed_player(spans: list[Span], parts: Parts = PARTS) -> Iterator[None]:
+    """Put a stopwatch into the player's process, if the rung has one; its spans come at the end."""
+    make_player = Player.__init__
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "spans")
 
-    def put(transition: Transition) -> None:
-        with clock.part(SENDING):  # of which this is only the pickling
-            ForkingPickler.dumps(transition)
-        if (number := next(sent)) == WARM_UP:
-            clock.restart()
-        elif number == WARM_UP + frames:
-            raise _Enough
+        def make(self: Player, play: Any, *args: Any, device: str, **named: Any) -> None:
+            play = TimedPlay(play, parts, device, file)
+            make_player(self, play, *args, device=device, **named)
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with timed_parts(clock.part), contextlib.suppress(_Enough):
-            play(SimpleNamespace(put=put), *args)
-    finally:
-        torch.set_num_threads(threads)
-    return clock.milliseconds(frames)
+        with mock.patch.object(Player, "__init__", make):
+            yield
+        if file.exists():
+            spans += pickle.loads(file.read_bytes())
 
 
-def profile_rung(module: ModuleType, settings: dict[str, Any], folder: Path) -> list[list[str]]:
-    """Write a trace for TensorBoard or Perfetto; the operators that take longest."""
+def profile_rung(module: ModuleType, settings: dict[str, Any], folder: Path) -> str:
+    """Write a trace for TensorBoard or Perfetto; returns torch's table of the longest operators."""
     gpu = settings["cuda"]
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * gpu]
     handler = torch.profiler.tensorboard_trace_handler(str(folder), use_gzip=True)
     profiler = profile(activities=activities, on_trace_ready=handler)
     with timed_parts(record_function):
         run_rung(module, settings, PROFILED, profiler.start, profiler.stop)
-    return top_operators(profiler.key_averages(), gpu)
-
-
-def top_operators(events: Iterable[Any], gpu: bool) -> list[list[str]]:
-    """The operators that take longest: name, milliseconds and calls per update.
-
-    On a GPU a kernel is an event of its own, and its time is also that of the operator that
-    launched it: the operators alone are counted.
-    """
-
-    def own_time(event: Any) -> float:  # microseconds
-        return event.self_device_time_total if gpu else event.self_cpu_time_total
-
-    operators = [
-        event for event in events if event.key not in PARTS and event.device_type == DeviceType.CPU
-    ]
-    operators.sort(key=own_time, reverse=True)
-    return [
-        [event.key, f"{own_time(event) / PROFILED / 1e3:.3f}", f"{event.count / PROFILED:.1f}"]
-        for event in operators[:TOP_OPERATORS]
-    ]
+    sort_by = "self_device_time_total" if gpu else "self_cpu_time_total"
+    return profiler.key_averages().table(sort_by, row_limit=TOP_OPERATORS)

@@ -1,8 +1,7 @@
 """Which functions make up a part of an iteration, and the stopwatch that is put around them."""
 
 import functools
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,14 +17,18 @@ from lib.games.vector_env import StackedVectorEnv
 from lib.learning.agents import EpsilonGreedyAgent
 from lib.learning.dqn_model import DQN
 from lib.learning.replay_buffer import ReplayBuffer
+from lib.players.player import ExperienceQueue
 
+Part = Callable[[str], AbstractContextManager[Any]]  # measures what happens within
+Parts = Mapping[str, Sequence[tuple[type, str]]]
+Span = tuple[str, float, float]  # a part, and when it began and ended, in seconds
 REST = "rest (ignite, Python)"
-WAITING = "waiting for the player"
+WAITING = "waiting for the other process"
 SENDING = "sending"
 
 # Part of an iteration -> the functions that do it, as (class, method). What one of them calls
 # is charged to the inner part alone. A rung uses some of them.
-PARTS: dict[str, list[tuple[type, str]]] = {
+PARTS: Parts = {
     "environment": [
         (ale_py.env.AtariEnv, "step"),
         (ale_py.env.AtariEnv, "reset"),
@@ -35,6 +38,7 @@ PARTS: dict[str, list[tuple[type, str]]] = {
     "action selection": [(EpsilonGreedyAgent, "__call__")],
     WAITING: [(Connection, "poll")],
     "receiving": [(Connection, "recv")],
+    SENDING: [(ExperienceQueue, "put")],
     "insert": [(ReplayBuffer, "extend")],
     "sample": [(ReplayBuffer, "sample")],
     "forward": [(DQN, "forward")],
@@ -42,7 +46,6 @@ PARTS: dict[str, list[tuple[type, str]]] = {
     "optimizer": [(torch.optim.Adam, "step"), (torch.optim.Adam, "zero_grad")],
     "logging and handlers": [(Engine, "_fire_event")],
 }
-ORDER = [*PARTS, SENDING, REST]
 PLAYING, UPDATING = "playing", "updating"
 KINDS = {
     PLAYING: ("environment", "wrappers", "action selection"),
@@ -52,47 +55,36 @@ KINDS = {
     "logging and the rest": ("logging and handlers", REST),
 }
 
-Part = Callable[[str], AbstractContextManager[Any]]  # measures what happens within
-
 
 class Clock:
     """A stopwatch whose parts may nest: time goes to the innermost one alone."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget all measurements; parts that are being measured continue."""
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.stack = [REST]
-        self.since = now(self.device)
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self.spans: list[Span] = []  # without gaps
+        self._stack = [REST]
+        self._since = now(self.device)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Charge the time within to a part."""
         self._charge()
-        self.stack.append(name)
+        self._stack.append(name)
         try:
             yield
         finally:
             self._charge()
-            if len(self.stack) > 1:  # restarted in between
-                self.stack.pop()
-
-    def milliseconds(self, count: int) -> dict[str, float]:
-        """What was measured, in the order of ``ORDER``, for each of so many frames."""
-        return {part: self.seconds[part] / count * 1e3 for part in ORDER if part in self.seconds}
+            self._stack.pop()
 
     def _charge(self) -> None:
         time = now(self.device)  # the GPU's work belongs to who asked for it
-        self.seconds[self.stack[-1]] += time - self.since
-        self.since = time
+        self.spans.append((self._stack[-1], self._since, time))
+        self._since = time
 
 
 @contextmanager
-def timed_parts(part: Part) -> Iterator[None]:
-    """Put ``part(name)`` around every function of ``PARTS``."""
+def timed_parts(part: Part, parts: Parts = PARTS) -> Iterator[None]:
+    """Put ``part(name)`` around every function of the parts."""
     acting = False
 
     def wrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +103,7 @@ def timed_parts(part: Part) -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        for name, functions in PARTS.items():
+        for name, functions in parts.items():
             for owner, method in functions:
                 function = wrapped(name, getattr(owner, method))
                 stack.enter_context(mock.patch.object(owner, method, function))

@@ -9,7 +9,6 @@ against players: python -m benchmarks sweep players
 
 import argparse
 import runpy
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -79,13 +78,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_intake(
-    out: Path,
-    machine: str,
-    sizes: dict[str, float],  # bytes of a frame
-    costs: dict[str, float],  # microseconds of a frame
-    taken: Sequence[Intake],
+    out: Path, machine: str, sizes: dict[str, float], costs: dict[str, float], taken: list[Intake]
 ) -> str:
-    """The table of what one learner takes in, which is also returned."""
+    """Write and return the table of what one learner takes in; a frame has so many bytes and us."""
     rows = [
         [
             f"{intake.players:,}",
@@ -103,6 +98,7 @@ def write_intake(
         "the network without compression": NETWORK / sizes["plain"],
     }
     enough = all(intake.frames_per_second >= ENOUGH_INTAKE for intake in taken)
+    target = f"Target: at least {ENOUGH_INTAKE:,} frames per second; "
     notes = [
         machine,
         "Taken in by a learner that makes no updates, from recorded messages that two processes "
@@ -111,8 +107,7 @@ def write_intake(
         "and waiting.",
         "By themselves would do: "
         + ", ".join(f"{name} {fps:,.0f} frames per second" for name, fps in bounds.items()),
-        f"Target: at least {ENOUGH_INTAKE:,} frames per second; "
-        + ("reached" if enough else "not reached"),
+        target + ("reached" if enough else "not reached"),
     ]
     header = ["players", "frames per second", "messages per second", "MB per second", "storing"]
     return write_table(out / "intake", "What one learner takes in", header, rows, notes)

@@ -35,10 +35,10 @@ import psutil
 import torch
 
 from benchmarks import Failed, charts
-from benchmarks.arguments import add_counts, add_out, positive, seconds
+from benchmarks.arguments import add_counts, add_out, positive
 from benchmarks.processes import in_fresh_process, output_of, started
 from benchmarks.report import ROOT, here, output_folder, short_machine, spread, write_table
-from benchmarks.techniques.environments import make_env
+from benchmarks.techniques.environments import make_env, random_play
 from benchmarks.timing import chosen_device, now, seconds_per_call
 from emulator import PongVectorEnv
 from emulator.compiling import entry_point
@@ -93,9 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cuda", action="store_true", help="play on the GPU alone")
     text = f"games at once (default: {' '.join(map(str, GAMES))})"
     parser.add_argument("--games", type=positive, nargs="+", metavar="N", help=text)
-    text = "of each measurement (default: %(default)s)"
-    parser.add_argument("--seconds", type=seconds, default=0.5, help=text)
     counts = {
+        "milliseconds": (500, "length of one measurement"),
         "rounds": (3, "measurements of everything"),
         "most-peers": (1_024, "games at most that ALE and EnvPool play"),
     }
@@ -140,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
             players = start_players(games, args, cleanup)
             for _ in range(args.rounds):
                 for (who, threads), measure in players.items():
-                    rates.append((who, threads, games, measure(args.seconds)))
+                    rates.append((who, threads, games, measure(args.milliseconds / 1e3)))
         record["not_measured"] = sizes[number + 1 :]
         text = write(out, record, notes, short_machine(machine))
     print(text)
@@ -155,7 +154,7 @@ def start_players(
         return {(ON_GPU, 1): cleanup.enter_context(vector(games, 1, "cuda"))}
     players: dict[Player, Measure] = {}
     if games == 1:
-        players = {(WRAPPERS, 1): wrapped_game(), (ALE_ALONE, 1): ale_alone()}
+        players = {(WRAPPERS, 1): timed(random_play(make_env(), 0), 1), (ALE_ALONE, 1): ale_alone()}
     players[ALONE, 1] = alone(games)
     peers: list[Peer] = []
     pythons = {ALE: Path(sys.executable), ENVPOOL: args.python}
@@ -219,20 +218,6 @@ def ale_alone() -> Measure:
             ale.reset_game()
 
     return timed(play, 1 / SKIP)
-
-
-def wrapped_game() -> Measure:
-    """One environment of ALE, with the wrappers of the ladder."""
-    env = make_env()
-    env.reset(seed=0)
-    choices = random_actions(1)
-
-    def play() -> None:
-        _, _, terminated, truncated, _ = env.step(int(next(choices)[0]))
-        if terminated or truncated:
-            env.reset()
-
-    return timed(play, 1)
 
 
 def random_actions(games: int) -> Iterator[np.ndarray]:

@@ -4,16 +4,15 @@ A run checks itself (see ``lib.gpu_checks``) and prints what it found. So this a
 and then lets four rungs play 2,000 frames each.
 """
 
-import importlib.metadata
 import platform
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 
 import torch
+from torch.utils.collect_env import get_nvidia_driver_version, run
 
 from benchmarks.processes import lines_of, run_for
 from benchmarks.report import join_machine, write_table
@@ -61,31 +60,15 @@ def facts(device: str) -> Iterator[str]:
     if usable:
         yield f"Machine: {join_machine(describe_machine(torch.device(device)))}"
     yield f"System: {platform.platform()}"  # names WSL2
-    yield f"Driver: {driver()}"
+    yield f"Driver: {get_nvidia_driver_version(run) or 'nvidia-smi tells of none'}"
     yield f"torch {torch.__version__} for CUDA {torch.version.cuda}: {torch.cuda.get_arch_list()}"
     if usable and device.startswith("cuda"):
         free, memory = (size / 2**30 for size in torch.cuda.mem_get_info(device))
         yield f"Compute capability: {torch.cuda.get_device_capability(device)}"
         yield f"Memory: {free:.1f} of {memory:.1f} GiB are free"
         yield f"Compiler: {compiler_fault(torch.device(device)) or 'may be tried'}"
-    yield "Packages: " + ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-
-
-def driver() -> str:
-    """What ``nvidia-smi`` says of the GPUs, or why it says nothing."""
-    if not shutil.which("nvidia-smi"):
-        return "there is no nvidia-smi"
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    told = subprocess.run(query, capture_output=True, text=True, timeout=20)
-    return "; ".join((told.stdout + told.stderr).strip().splitlines())
-
-
-def version(package: str) -> str:
-    """The version that is installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "is not installed"
+    packages = {package.name: package.version for package in distributions()}
+    yield "Packages: " + ", ".join(f"{name} {packages.get(name, 'none')}" for name in PACKAGES)
 
 
 def run_rung(rung: str, flags: list[str], out: Path, seconds: float) -> list[str]:

@@ -24,12 +24,11 @@ STEPS = 4  # frames of an update of the parallel loop
 QUEUE_SIZE = 8
 
 
-class Net(nn.Module):
+class Net(nn.Sequential):
     """The Nature DQN network."""
 
     def __init__(self, n_actions: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
+        super().__init__(
             nn.Conv2d(4, 32, 8, 4),
             nn.ReLU(),
             nn.Conv2d(32, 64, 4, 2),
@@ -44,7 +43,7 @@ class Net(nn.Module):
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
         """Value the actions."""
-        return self.layers(frames / 255.0)
+        return super().forward(frames / 255.0)
 
 
 def make_env() -> gym.Env:

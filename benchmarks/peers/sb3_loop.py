@@ -10,35 +10,11 @@ import gymnasium as gym
 import torch
 import work
 from stable_baselines3 import DQN
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import VecFrameStack
 
 gym.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-
-
-class Stopwatch(BaseCallback):
-    """Measures from the end of filling and stops after so many frames."""
-
-    def __init__(self, initial: int, frames: int) -> None:
-        super().__init__()
-        self.initial, self.frames = initial, frames
-        self.begin: float | None = None
-        self.played, self.seconds = 0, 0.0
-
-    def _on_step(self) -> bool:
-        if self.num_timesteps <= self.initial:
-            return True
-        if self.begin is None:
-            self.begin, self.first = time.perf_counter(), self.num_timesteps
-        self.played = self.num_timesteps - self.first
-        if self.played < self.frames:
-            return True
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize()
-        self.seconds = time.perf_counter() - self.begin
-        return False
 
 
 def main() -> None:
@@ -62,10 +38,13 @@ def main() -> None:
         seed=args.seed,
         device="cuda" if args.cuda else "cpu",
     )
-    stopwatch = Stopwatch(args.replay_initial, args.frames)
-    # No logging and no limit: the stopwatch ends it.
-    model.learn(10**9, callback=stopwatch, log_interval=10**9)
-    print(stopwatch.played / stopwatch.seconds)
+    silent = 10**9  # episodes between lines of its log
+    model.learn(args.replay_initial, log_interval=silent)
+    begin, filled = time.perf_counter(), model.num_timesteps
+    model.learn(args.frames, log_interval=silent, reset_num_timesteps=False)
+    if args.cuda:
+        torch.cuda.synchronize()
+    print((model.num_timesteps - filled) / (time.perf_counter() - begin))
 
 
 if __name__ == "__main__":

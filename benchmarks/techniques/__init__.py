@@ -89,7 +89,6 @@ def run(args: argparse.Namespace) -> int:
         "gain: times as good as the first alternative (bar: median, line: min to max)",
         [bar_of(result) for result in results],
         short_machine(machine),
-        row_height=0.25,
         reference=1.0,
     )
     print(f"written to {out}")

@@ -18,6 +18,20 @@ def make_env() -> gym.Env:
     return wrap_deepmind(make_atari(DEFAULTS.env))
 
 
+def random_play(env: gym.Env, seed: int) -> Callable[[], np.ndarray]:
+    """Plays a random step at each call, and begins anew what ends; returns the state."""
+    env.reset(seed=seed)
+    rng = np.random.default_rng(seed)
+
+    def step() -> np.ndarray:
+        state, _, terminated, truncated, _ = env.step(int(rng.integers(ACTIONS)))
+        if terminated or truncated:
+            env.reset()
+        return np.asarray(state)
+
+    return step
+
+
 def environments(settings: Settings) -> list[Alternative]:
     """Random play, the frames as arrays, and new games where old ones end."""
     n = settings.envs
@@ -25,16 +39,7 @@ def environments(settings: Settings) -> list[Alternative]:
     def stepper(seed: int) -> Callable[[], np.ndarray]:
         env = make_env()
         settings.cleanup.callback(env.close)
-        env.reset(seed=seed)
-        rng = np.random.default_rng(seed)
-
-        def step() -> np.ndarray:
-            state, _, terminated, truncated, _ = env.step(int(rng.integers(ACTIONS)))
-            if terminated or truncated:
-                env.reset()
-            return np.asarray(state)
-
-        return step
+        return random_play(env, seed)
 
     def threads() -> Measure:
         steps = [stepper(seed) for seed in range(n)]

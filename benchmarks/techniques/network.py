@@ -25,7 +25,7 @@ from benchmarks.techniques.measuring import (
     Settings,
     milliseconds,
 )
-from benchmarks.timing import WARM_UP
+from lib.learning.compiled_update import captured
 from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
@@ -200,34 +200,20 @@ class Captured(Learner):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, fused=True, capturable=True)
         self.static = Batch(*(tensor.clone() for tensor in next(self.batches)))
-        self.forward_graph = self.capture(torch.no_grad()(lambda: self.net(self.static.states)))
-        self.update_graph = self.capture(lambda: self.learn(self.static))
-
-    def capture(self, work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-        """Run the work a few times beside the main stream, as capturing wants it; record it."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                work()
-        torch.cuda.current_stream().wait_stream(side)
-        self.optimizer.zero_grad()  # the gradients are to come from the graph's own memory
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
-        return graph
+        self.forward_graph = captured(torch.no_grad()(lambda: self.net(self.static.states)))
+        self.update_graph = captured(lambda: self.learn(self.static))
 
     def forward(self) -> None:
         """As ``Learner.forward``."""
         self.static.states.copy_(next(self.batches).states)
-        self.forward_graph.replay()
+        self.forward_graph()
 
     def update(self) -> None:
         """As ``Learner.update``."""
         for static, new in zip(self.static, next(self.batches), strict=True):
             static.copy_(new)
         self.static.rewards.normal_()
-        self.update_graph.replay()
+        self.update_graph()
 
 
 def compilation(settings: Settings) -> list[Alternative]:
