@@ -42,7 +42,7 @@ def train(hp: Options, run: Run, learners: Learners) -> State:
     envs = (DeviceGames if on_gpu else StackedVectorEnv)(games, hp.recipe, seed)
 
     if learners.rank > 0:
-        envs.begin()  # compiles the emulator, while the first learner compiles the network
+        emulator.prepare()  # meanwhile the first learner compiles the network
 
     network = NormalizedDQN(envs.shape[1:], envs.n_actions).to(run.device)
     net = AveragedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .vector_env import BasePongVectorEnv
 
-__all__ = ["EmulatorError", "PongVectorEnv", "missing"]
+__all__ = ["EmulatorError", "PongVectorEnv", "missing", "prepare"]
 
 
 def missing(device: str = "cpu") -> str | None:
@@ -107,6 +107,18 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
     from .threads import ThreadedPongVectorEnv
 
     return ThreadedPongVectorEnv(num_envs, settings, seed, threads)
+
+
+def prepare() -> None:
+    """Compile the emulator now, or load what was compiled, so that no games wait for it.
+
+    Raises:
+        EmulatorError: something is missing, see ``missing``.
+    """
+    games = PongVectorEnv(1, threads=1)
+    games.reset()
+    games.step(games.action_space.sample())
+    games.close()
 
 
 gymnasium.register(f"{__name__}/Pong-v0", vector_entry_point=f"{__name__}:PongVectorEnv")

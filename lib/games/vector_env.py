@@ -135,13 +135,9 @@ class StackedVectorEnv:
         self._lives = info.get("lives", np.zeros(len(frames), dtype=np.int64))
         return np.repeat(self._recipe.seen(frames), self._recipe.stack, axis=1)
 
-    def begin(self) -> None:
-        """Begin the games now."""
-        _ = self.states
-
     def send(self, actions: np.ndarray) -> None:
         """Hand over actions: int64 (n,), indices into ``actions``; returns at once."""
-        self.begin()
+        _ = self.states  # the games begin now, if nobody has looked at them
         self._envs.send(self._actions[actions])
 
     def recv(self) -> VectorStep:

@@ -291,7 +291,9 @@ def compiled_now(
         arguments: to call it with.
     """
     from torch._dynamo.exc import ShortenTraceback  # the compiler's own errors; a slow import
+    from torch._inductor import config
 
+    config.cpp.vec_isa_ok = True  # else g++ is tried with every kind of vectors, for five seconds
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its cache")  # set by the compiler
     say(f"compiling {name}: up to a minute, or seconds if {cache} has it already")
     begin = perf_counter()
