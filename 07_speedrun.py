@@ -31,8 +31,8 @@ from lib.learning.rollout import Rollout, Targets
 from lib.running.evaluation import evaluate
 from lib.running.events import announce
 from lib.running.handlers import attach_handlers
-from lib.running.options import SharedCoresOptions as Options
 from lib.running.run import Run, launch
+from lib.running.speedrun_options import SharedCoresOptions as Options
 from lib.transfer import upload
 
 

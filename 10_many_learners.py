@@ -26,8 +26,8 @@ from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
 from lib.players.learners import Learners, many_learners
 from lib.running.evaluation import evaluate
-from lib.running.options import LearnersOptions as Options
 from lib.running.run import Run, launch
+from lib.running.speedrun_options import LearnersOptions as Options
 from lib.transfer import upload
 
 

@@ -21,9 +21,10 @@ from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
 from lib.running import evaluation
 from lib.running.checkpoints import SETTINGS, CheckpointError, read_checkpoint
 from lib.running.evaluation import SingleGames, load_agent, make_env, make_games, play_games
-from lib.running.options import PongOptions, WrapperOptions
+from lib.running.options import WrapperOptions
 from lib.running.run import Run
 from lib.running.saving import Settings
+from lib.running.speedrun_options import PongOptions
 
 PONG = Recipe("PongNoFrameskip-v4", stack=2, rows=PONG_ROWS, actions=PONG_ACTIONS, half=True)
 

@@ -14,7 +14,7 @@ from lib.learning.compiled_update import MixedWeights
 from lib.learning.dqn_model import DQN
 from lib.players.learners import Learners, pipes_between
 from lib.running.flags import parse
-from lib.running.options import LearnersOptions
+from lib.running.speedrun_options import LearnersOptions
 
 SMALL = ("--rollout", "32", "--envs", "4", "--batch-size", "8", "--learners", "2")
 SCRIPT = "10_many_learners"

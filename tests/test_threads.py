@@ -21,9 +21,10 @@ from lib.learning.replay_buffer import ReplayBuffer
 from lib.running import other_programs
 from lib.running.events import replay_batches
 from lib.running.handlers import attach_handlers
-from lib.running.options import ReplayOptions, SharedCoresOptions, SpeedrunOptions
+from lib.running.options import ReplayOptions
 from lib.running.other_programs import OtherPrograms, Used, used
 from lib.running.run import Failure, Run, launch
+from lib.running.speedrun_options import SharedCoresOptions, SpeedrunOptions
 
 CORES = 4
 ONE = "another program uses one of 4 cores; --threads 3 may be faster"

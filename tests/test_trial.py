@@ -15,8 +15,9 @@ from lib.recipe import PONG_ROWS
 from lib.running import handlers
 from lib.running.events import replay_batches
 from lib.running.handlers import attach_handlers
-from lib.running.options import EmulatorOptions, ReplayOptions
+from lib.running.options import ReplayOptions
 from lib.running.run import Run
+from lib.running.speedrun_options import EmulatorOptions
 from lib.running.trial import Trial, try_agent
 
 STAY, UP, DOWN = range(3)

@@ -37,8 +37,8 @@ from lib.players.player import EXIT_SECONDS, how_it_ended
 from lib.running.events import COUNTERS, PlayEvents, announce
 from lib.running.handlers import attach_handlers, stop_at
 from lib.running.machine import prepare_torch
-from lib.running.options import LearnersOptions
 from lib.running.run import Failure, Run, describe_error
+from lib.running.speedrun_options import LearnersOptions
 
 SPIN_SECONDS = 0.001  # a process that sleeps takes longer to wake up than most gradients are late
 Train = Callable[[Any, Run, "Learners"], State]

@@ -1,0 +1,137 @@
+"""The options of the speedruns, 07, 08 and 10: parallel Q(lambda), cut down to Pong."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+import emulator
+from lib.devices import cores
+from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
+from lib.running.options import CommonOptions, PrecisionOptions, option
+
+
+@dataclass(frozen=True)
+class PongOptions(CommonOptions):
+    """Settings of rungs that see and play only the part of the game that Pong needs.
+
+    They see it at half the resolution.
+    """
+
+    any_game: bool = option(
+        False, "use all actions and the whole picture, not only Pong's part", group="playing"
+    )
+
+    @property
+    def recipe(self) -> Recipe:
+        """As ``CommonOptions.recipe``, at half the resolution, with Pong's rows and actions."""
+        recipe = replace(super().recipe, half=True)
+        return recipe if self.any_game else replace(recipe, rows=PONG_ROWS, actions=PONG_ACTIONS)
+
+    def problem(self) -> str | None:
+        """As ``CommonOptions.problem``."""
+        if not self.any_game and not self.env.startswith("Pong"):
+            return f"--env: {self.env} needs --any-game: this rung is cut down to Pong"
+        return super().problem()
+
+
+@dataclass(frozen=True)
+class SpeedrunOptions(PongOptions, PrecisionOptions):
+    """The settings of 08: parallel Q(lambda), without a replay buffer."""
+
+    learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
+    learning_rate_final: float = option(3e-5, "learning rate of Adam at the end", 1e-12, 1)
+    adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 1e-12, 1)
+    gamma: float = option(0.99, "discount per agent step", 0, 1)
+    batch_size: int = option(64, "frames of the last rollout per update", 1, 65_536)
+    epochs: float = option(
+        4.0, "how often each frame is learned from, on average, at the start", 0.01, 64
+    )
+    epochs_final: float = option(2.0, "the same at the end", 0.01, 64)
+    averaged: int = option(
+        1_000, "updates over which the weights of the agent are averaged at the end", 1, 10**6
+    )
+    envs: int = option(16, "environments, stepped together", 1, 1_024, group="playing")
+    rollout: int = option(128, "frames of each environment in a rollout", 1, 1_024, group="playing")
+    trial_games: int = option(
+        64,
+        "games that the agent must win, no longer learning, to end training",
+        1,
+        1_024,
+        group="run",
+    )
+    trace: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
+    stack: int = option(2, "stacked frames per state", 1, 16, group="wrappers")
+    # It is reached by equal factors, so it cannot be 0.
+    epsilon_final: float = option(
+        0.01, "probability of a random action at the end", 1e-6, 1, group="playing"
+    )
+    epsilon_frames: int = option(
+        100_000, "frames over which epsilon falls", 1, 10**12, group="playing"
+    )
+    epsilon_floor: float = option(
+        0.06, "a lower bound of epsilon, which falls, too", 0, 1, group="playing"
+    )
+
+
+@dataclass(frozen=True)
+class SharedCoresOptions(SpeedrunOptions):
+    """The settings of 07: as 08, but half of the cores learn, and the others play meanwhile."""
+
+    @property
+    def torch_threads(self) -> int:
+        """As ``CommonOptions.torch_threads``."""
+        return self.threads or max(1, torch.get_num_threads() // 2)
+
+
+@dataclass(frozen=True)
+class EmulatorOptions(SpeedrunOptions):
+    """The settings of rungs whose games run in ``emulator``: those of 07."""
+
+    def problem(self) -> str | None:
+        """As ``PongOptions.problem``: the emulator has one cartridge."""
+        if self.any_game or not self.env.startswith("Pong"):
+            return "--env: this emulator plays Pong alone; 07_speedrun.py --any-game plays others"
+        return emulator.missing() or super().problem()
+
+
+@dataclass(frozen=True)
+class LearnersOptions(EmulatorOptions):
+    """The settings of 10: as 08, with several learners.
+
+    0 learners are replaced at once by the number they stand for, as ``auto`` is by a precision.
+    """
+
+    learners: int = option(
+        0,
+        "processes that learn; 0: one for each core, up to 4, and 1 on a GPU",
+        0,
+        64,
+        group="run",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.learners:
+            fitting = [n for n in (1, 2, 4) if self.envs % n == 0 and self.batch_size % n == 0]
+            most = max(n for n in fitting if n <= cores())
+            on_cpu = self.training_device.type == "cpu"
+            object.__setattr__(self, "learners", most if on_cpu else 1)
+
+    @property
+    def torch_threads(self) -> int:
+        """As ``CommonOptions.torch_threads``: a learner has a core of its own."""
+        return self.threads or self.threads_to_play
+
+    @property
+    def threads_to_play(self) -> int:
+        """Threads in which a learner plays; 0: one for each core."""
+        return 1 if self.learners > 1 else 0
+
+    def problem(self) -> str | None:
+        """As ``CommonOptions.problem``."""
+        for flag, number in (("--envs", self.envs), ("--batch-size", self.batch_size)):
+            if number % self.learners:
+                return f"--learners: {self.learners} cannot share {flag} {number} evenly"
+        if self.learners > 1 and self.device != "cpu":
+            return f"--learners: on {self.device} there can be only 1"
+        return super().problem()
