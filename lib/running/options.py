@@ -1,7 +1,7 @@
 """The options of rungs: frozen dataclasses, of which every field is also a flag.
 
-``option`` makes a field. The options of a rung with a replay buffer inherit from ``ReplayOptions``,
-those of 07, 08 and 10 are in ``lib.running.speedrun_options``. ``lib.running.flags`` reads them from
+``option`` makes a field. The options of a rung with a replay buffer inherit from ``ReplayOptions``;
+``lib.running.speedrun_options`` has those of 07, 08 and 10. ``lib.running.flags`` reads them from
 the command line. A rung calls its own ``hp``, short for hyperparameters.
 """
 
