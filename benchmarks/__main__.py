@@ -45,7 +45,8 @@ class OneLineParser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str]) -> int:
     """Run a subcommand; returns the exit code."""
-    argv, rung_flags = _split(list(argv))
+    end = argv.index("--") if "--" in argv else len(argv)
+    argv, rung_flags = list(argv[:end]), list(argv[end + 1 :])  # what follows is for the rungs
     parser = OneLineParser(
         prog="python -m benchmarks",
         description=__doc__,
@@ -79,14 +80,6 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"{parser.prog} {args.command}: interrupted", file=sys.stderr)
         return 130
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments into ours, and those after ``--``, which are for the rungs."""
-    if "--" not in argv:
-        return argv, []
-    position = argv.index("--")
-    return argv[:position], argv[position + 1 :]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     for alone, folders in ((True, args.alone), (False, args.busy)):
         for record in (record for folder in folders for record in read_records(folder)):
             if record.solved:
-                minutes.setdefault(record.script, []).append((record.minutes, alone))
+                minutes.setdefault(record.script, []).append((record.to_bar[1], alone))
     if not any(minutes.values()):
         raise UserError("none of these runs solved Pong")
     names = sorted(minutes)

@@ -44,6 +44,8 @@ class Record:
     fps: float | None  # of the training phase; None: training did not begin
     minutes: float  # of wall clock, until solved or until the last sign of life
     frames: int
+    to_bar: tuple[float, float]  # frames and minutes until avg_reward was at ``bar``, or until now
+    tried: bool  # whether its agent then had to win a trial, and was trained on until it did
     avg_reward: float | None  # the last one; None: no episode was completed
     evaluation: list[float]  # reward of each game played after it was solved
     weights_age: list[float]  # updates since the weights that players on Ray had played with
@@ -106,6 +108,7 @@ def read_record(folder: Path) -> Record | None:
     fps = last.get("outcome/fps") if updates else None
     frames = last.get("outcome/frames") or _latest(last, "frames")
     seconds = last.get("outcome/seconds") or _latest(last, "time_passed")
+    reached = last.get("outcome/reached_frames"), last.get("outcome/reached_minutes")
     solved = bool(last.get("outcome/solved", 0.0))
     limit = float(told.get("max_frames", 0))
     return Record(
@@ -118,6 +121,8 @@ def read_record(folder: Path) -> Record | None:
         fps=last.get("train/avg_fps") if fps is None else fps,
         minutes=seconds / 60,
         frames=int(frames),
+        to_bar=reached if reached[0] and reached[0] > 0 else (frames, seconds / 60),  # not NaN
+        tried="trial/won" in last,
         avg_reward=float(curves.avg_reward[-1]) if len(curves.avg_reward) else None,
         evaluation=[value for _, value in scalars.get("evaluation/reward", ())],
         weights_age=[value for _, value in scalars.get("players/weights_age", ())],

@@ -41,7 +41,8 @@ NOTES = [
     "Medians over the seeds (and their range). FPS: agent steps per second of wall clock while "
     "training, filling of the replay buffer not included. FPS / 01's: against the nearest run of "
     "01 with like settings on that machine that was not an hour away. Minutes: wall clock from the "
-    "first environment step. Evaluation: mean reward of the games after training.",
+    "first environment step until avg_reward was at 17, or until the trial of the agent after that "
+    "was won. Evaluation: mean reward of the games after training.",
     "Of runs that were started to solve Pong: one that did not counts as if it had, at its frame "
     f"limit ({SOLVE_FRAMES:,} where none was given; an interrupted run's minutes grow to the limit "
     'at its own speed). What this changes is a lower bound: ">". IQM: interquartile mean, with its '
@@ -205,6 +206,7 @@ def row(
     certain = [one or not whole_way for one in solved]  # the others did run for so many frames
     ways = [way_to_solve(one) if whole_way else (one.frames, one.minutes) for one in runs]
     frames, minutes = zip(*ways, strict=True)
+    won = summary([record.minutes for record in runs], certain, "{:,.1f}")
     unfinished = sum(not record.finished for record in runs)
     seeds = [record.seed for record in runs]
     held_out = set(seeds) <= {*HELD_OUT_SEEDS, *EARLIER_HELD_OUT_SEEDS}
@@ -222,6 +224,7 @@ def row(
         "frames: IQM (95 %)": iqm(frames, certain, "{:,.0f}") if whole_way else "",
         "minutes": summary(minutes, certain, "{:,.1f}"),
         "minutes: IQM (95 %)": iqm(minutes, certain, "{:,.1f}") if whole_way else "",
+        "minutes: trial won": won if any(record.tried for record in runs) else "",
         "avg_reward": spread(rewards, 1),
         "evaluation": spread([mean(r.evaluation) for r in runs if r.evaluation], 1),
         "book: FPS": theirs.fps,
@@ -241,9 +244,9 @@ def went_the_whole_way(runs: Sequence[Record]) -> bool:
 
 
 def way_to_solve(record: Record) -> tuple[float, float]:
-    """Frames and minutes until the run solved Pong; if it did not, as many as to its limit."""
+    """Frames and minutes to the bar; if the run did not solve Pong, as many as to its limit."""
     if record.solved:
-        return record.frames, record.minutes
+        return record.to_bar
     limit = float(record.settings.get("max_frames", 0)) or SOLVE_FRAMES
     frames = max(limit, record.frames)
     return frames, record.minutes * (frames / record.frames if record.frames else 1.0)

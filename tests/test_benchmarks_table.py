@@ -30,6 +30,7 @@ def write_run(
     train: Sequence[tuple[float, int, float]] = (),  # seconds, frames, avg_fps
     outcome: dict[str, float] | None = None,
     evaluation: Sequence[float] = (),
+    trial: Sequence[float] = (),
     machine: dict = MACHINE,
     **settings: float | str,
 ) -> Path:
@@ -47,6 +48,7 @@ def write_run(
             [(*values, values[-1], 1_000) for values in episodes],
         ),
         "evaluation": (("reward",), [(reward,) for reward in evaluation]),
+        "trial": (("won",), [(won,) for won in trial]),
     }
     for tag, (names, points) in curves.items():
         for number, values in enumerate(points, start=1):
@@ -160,6 +162,17 @@ def test_runs_that_did_not_solve_it_count_as_the_limit(tmp_path: Path) -> None:
     assert row["minutes"] == "4.0 (4.0 to > 16.0)"
     # The two are in the quarter that is left out, but not in every resample.
     assert row["frames: IQM (95 %)"].startswith("480,000 (480,000 to > ")
+
+
+def test_an_agent_that_trained_on_until_it_won_its_trial_was_at_17_before(tmp_path: Path) -> None:
+    ends = {"frames": 9_000, "seconds": 180, "fps": 50, "solved": 1}
+    at_17 = {"reached_frames": 6_000, "reached_minutes": 2}
+    write_run(tmp_path, "08_recompiled_pong", outcome=ends | at_17, trial=[60, 64])
+    write_run(tmp_path, "01_baseline", outcome=ends | {"reached_frames": float("nan")})
+    table = table_of(tmp_path)
+    assert column(table, "frames") == ["9,000", "6,000"]
+    assert column(table, "minutes") == ["3.0", "2.0"]
+    assert column(table, "minutes: trial won") == ["", "3.0"]
 
 
 def test_interquartile_mean_and_its_interval_by_hand() -> None:
