@@ -79,7 +79,7 @@ def test_messages_come_by_rank_and_the_first_learner_decides():
     ],
 )
 def test_one_learner_per_core_unless_told_otherwise(cores, flags, learners, monkeypatch, tmp_path):
-    monkeypatch.setattr("lib.running.options.cores", lambda: cores)
+    monkeypatch.setattr("lib.running.speedrun_options.cores", lambda: cores)
     options = parse(LearnersOptions, "", [*flags, "--run-dir", str(tmp_path)])
     assert options.learners == learners
 
