@@ -27,7 +27,7 @@ import psutil
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks.report import markdown
+from benchmarks.report import write_table
 from lib.running.checkpoints import FOLDER, KINDS, checkpoints_of, read_checkpoint
 from lib.running.machine import describe_machine
 
@@ -345,8 +345,7 @@ def main() -> None:
         rows.append([what, str(count), found])
         print(*rows[-1], sep=" | ", flush=True)
         header = ["what happened", "times", "what came of it"]
-        table = markdown("Faults, tried for real", header, rows, [machine])
-        (args.out / "faults.md").write_text(table)
+        write_table(args.out / "faults", "Faults, tried for real", header, rows, [machine])
 
     for fault in PLAYER_FAULTS:
         times = [player_fault(fault, rng) for _ in range(args.player_faults // 4)]
