@@ -1,8 +1,8 @@
 """An Atari 2600 as Pong needs it, in Python that is compiled: ``PongVectorEnv``.
 
-The emulator is translated and compiled when somebody first makes games, not before: an import takes
-no time, and tells by ``missing`` what the emulator lacks. ``gymnasium.make_vec`` makes the games,
-too; their name there is that of this package and ``/Pong-v0``.
+The emulator is translated when somebody first makes games, and compiled when they first begin: an
+import takes no time, and tells by ``missing`` what the emulator lacks. ``gymnasium.make_vec`` makes
+the games, too; their name there is that of this package and ``/Pong-v0``.
 """
 
 from collections.abc import Sequence
@@ -75,7 +75,8 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
         seed: game ``i`` is seeded with ``seed + i``, or a seed for each; None for chance. ``reset``
             may change it.
         device: cpu; or cuda, then arrays are torch tensors there (see ``cuda.py``).
-        threads: of the CPU that play, outside of the interpreter's lock; 0 for one per core.
+        threads: of the CPU that play, outside of the interpreter's lock; 0 for one per core. A
+            single one is the caller's own.
         stack: frames of an observation; a new game begins with black ones.
         frame_skip: emulated frames of a frame: how long an action is held.
         max_pool: see the maximum of the last two emulated frames, not the last one alone.

@@ -2,7 +2,9 @@
 
 import os
 import reprlib
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +18,8 @@ from .television import COLOURS, GREYS
 from .tia import LINES, WIDTH
 from .vector_env import BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
 
+Share = tuple[int, int, Scratch]  # games from one to before the other, and what to work in
+
 
 class ThreadedPongVectorEnv(BasePongVectorEnv):
     """``PongVectorEnv`` with ``device="cpu"``.
@@ -28,7 +32,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         ValueError: a number is too small, or there are not as many seeds as games.
     """
 
-    _playing: list[Future]
+    # A step that was sent: the shares of other threads, and what is left to the one that waits.
+    _playing: tuple[list[Future], list[Callable[[], dict[int, np.ndarray]]]] | None = None
 
     def __init__(
         self, num_envs: int, settings: Settings, seed: Seed | None = None, threads: int = 0
@@ -39,9 +44,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         self._state = np.zeros((FIELDS, max(2, num_envs)), np.int32, order="F")
         threads = min(threads or _cores(), num_envs)
         edges = np.linspace(0, num_envs, threads + 1).astype(int)
-        self._shares = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
+        self._shares: list[Share] = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
         self._pool = ThreadPoolExecutor(threads, "pong")
-        self._playing = []
         self._results: tuple[np.ndarray, ...] = ()
         self._seed(seed)
 
@@ -74,12 +78,13 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     def send(self, actions: np.ndarray) -> None:
         """Let the games go on with these actions, integers (num_envs,); returns at once.
 
+        With one thread ``recv`` plays: another one would only take its core away from this one.
+
         Raises:
             ValueError: these are no actions.
             gymnasium.error.Error: closed, never reset, or ``recv`` was not called in between.
         """
-        task = self._task("send", actions)
-        self._playing = [self._pool.submit(self._play, *share, *task) for share in self._shares]
+        self._begin("send", actions, own=self._shares if len(self._shares) == 1 else [])
 
     def recv(
         self,
@@ -102,14 +107,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         self, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """``send`` and ``recv``; this thread plays a share itself, as handing it on takes 40 us."""
-        task = self._task("step", actions)
-        *others, own = self._shares
-        self._playing = [self._pool.submit(self._play, *share, *task) for share in others]
-        try:
-            last = self._play(*own, *task)
-        finally:  # the games of the others have had their step, too
-            last_of_others = self._wait()
-        return self._outcome(last | last_of_others)
+        self._begin("step", actions, own=self._shares[-1:])
+        return self.recv()
 
     @property
     def ram(self) -> np.ndarray:
@@ -127,8 +126,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         if hasattr(self, "_pool"):  # not where the arguments were refused
             self._pool.shutdown()
 
-    def _task(self, call: str, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What threads need for a step: actions, last observations, and where the next ones go."""
+    def _begin(self, call: str, actions: np.ndarray, own: list[Share]) -> None:
+        """Begin a step; ``own`` are the last shares, which whoever waits for it plays."""
         self._check_turn(call)
         actions = np.asarray(actions)
         integers = actions.dtype.kind in "iu"
@@ -141,7 +140,12 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         before, self._observations = self._observations, np.empty_like(self._observations)
         ends = np.empty((2, self.num_envs), np.bool_)
         self._results = np.empty(self.num_envs, np.int32), *ends
-        return actions, before, self._observations
+        task = actions, before, self._observations
+        others = self._shares[: len(self._shares) - len(own)]
+        self._playing = (
+            [self._pool.submit(self._play, *share, *task) for share in others],
+            [partial(self._play, *share, *task) for share in own],
+        )
 
     def _play(
         self, begin: int, end: int, work: Scratch, actions: np.ndarray, before: np.ndarray,
@@ -167,11 +171,16 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         check_changes(reset_games(self._state, begin, end, *args))
 
     def _wait(self) -> dict[int, np.ndarray]:
-        """Until the threads are done; the last observations of games that ended."""
-        playing, self._playing = self._playing, []
-        wait(playing)
+        """Until all games had their step; the last observations of those that ended."""
+        others, own = self._playing or ([], [])
+        self._playing = None
         last: dict[int, np.ndarray] = {}
-        for share in playing:
+        try:
+            for play in own:
+                last |= play()
+        finally:  # the games of the others have had their step, too
+            wait(others)
+        for share in others:
             last |= share.result()
         return last
 

@@ -70,7 +70,7 @@ class BasePongVectorEnv(VectorEnv):
     _state: Any  # int32 (FIELDS, games)
     _noops: np.ndarray  # int32 (draws, games): emulated frames before the agent plays, by reset
     _observations: Any = None  # the last ones
-    _playing: Sequence[Any] = ()  # what ``recv`` waits for
+    _playing: Any = None  # what ``recv`` waits for
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
         check_at_least(1, num_envs=num_envs)
@@ -90,7 +90,11 @@ class BasePongVectorEnv(VectorEnv):
         self._stepping = (
             settings.frame_skip, settings.max_pool, settings.max_num_frames_per_episode
         )  # fmt: skip
-        self._beginning = new_game()
+
+    @cached_property
+    def _beginning(self) -> np.ndarray:
+        """The state of a new game, int32 (FIELDS,); the first one waits for the compiler."""
+        return new_game()
 
     @cached_property
     def observation_space(self) -> Box:
