@@ -90,9 +90,11 @@ def train(hp: Options, run: Run, learners: Learners) -> State:
             rollout.outcome(actions, step.rewards, step.ended)
             learners.announce(engine, hp, step, progress)
 
-    best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
+    with learners.first_compiles():
+        best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
     learn = CompiledUpdate(update, run.device, net, rollout.position)
-    learn.compile_ahead()
+    with learners.first_compiles():
+        learn.compile_ahead()
     engine = Engine(lambda engine, _: learn())
     saved = {"net": net, "buffer": rollout, "explore": explore, "points": progress}
     learners.attach_handlers(engine, run, epsilon, saved, net.agent)

@@ -66,6 +66,20 @@ def test_messages_come_by_rank_and_the_first_learner_decides():
     assert results == [5, 5, 5]
 
 
+def test_the_first_learner_compiles_before_the_others_and_waits_for_nobody():
+    order = []
+
+    def act(learners: Learners) -> tuple[torch.Tensor, torch.Tensor]:
+        gradients = [torch.tensor([float(learners.rank)])]
+        with learners.first_compiles():
+            order.append(learners.rank)
+            compiling = learners.exchange(gradients)
+        return compiling, learners.exchange(gradients)
+
+    assert together(3, act) == [(0, 1), (1, 1), (2, 1)]
+    assert order[0] == 0
+
+
 @pytest.mark.parametrize(
     ("cores", "flags", "learners"),
     [

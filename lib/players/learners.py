@@ -55,6 +55,7 @@ class Learners:
     def __init__(self, rank: int = 0, pipes: dict[int, Connection] | None = None) -> None:
         self.rank, self.pipes = rank, pipes or {}
         self.count = 1 + len(self.pipes)
+        self._compiling = False
         self._memory: torch.Tensor | None = None
         self._exchanges = 0
         self._steps = 0
@@ -75,6 +76,8 @@ class Learners:
 
     def exchange(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """What ``mean`` does in one vector."""
+        if self._compiling:
+            return torch.cat([gradient.flatten().float() for gradient in gradients])
         if self._memory is None:
             size = sum(gradient.numel() for gradient in gradients)
             self._memory = self.told_by_first(torch.empty(2, self.count, size).share_memory_())
@@ -84,6 +87,20 @@ class Learners:
         torch.cat([gradient.flatten() for gradient in gradients], out=place[self.rank])
         self.wait_for_all()
         return place.mean(0)
+
+    @contextmanager
+    def first_compiles(self) -> Iterator[None]:
+        """The first learner compiles, then the others, who find it in the compiler's cache.
+
+        An update that is called to compile it waits for nobody: the mean is its own gradients.
+        """
+        if self.rank > 0:
+            self.told_by_first(None)
+        self._compiling = True
+        yield
+        self._compiling = False
+        if self.rank == 0:
+            self.told_by_first(None)
 
     def wait_for_all(self) -> None:
         """Wait until every learner is here."""
