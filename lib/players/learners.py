@@ -291,6 +291,11 @@ def _follow(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they reach all; the first learner decides
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115, the first learner says it
+    # The compiler looks in its cache for a hash of pickled names, and pickle names a thing of torch by
+    # the first module that knows it. That must not be the script, or the cache of the first learner
+    # is of no use here.
+    if script := sys.modules.pop("__mp_main__", None):
+        sys.modules["__mp_main__"] = script
     tqdm.set_lock(threading.RLock())  # its own would outlive a learner that is killed
     prepare_torch(hp.seed + rank)  # it draws samples of its own; weights it gets from the first
     torch.set_num_threads(hp.torch_threads)
