@@ -291,9 +291,9 @@ def _follow(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they reach all; the first learner decides
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115, the first learner says it
-    # The compiler looks in its cache for a hash of pickled names, and pickle names a thing of torch by
-    # the first module that knows it. That must not be the script, or the cache of the first learner
-    # is of no use here.
+    # The compiler's cache knows things by a hash of their pickled names, and pickle names what is
+    # torch's after the first module that has it. If that is the script, whose name is another one
+    # in this process, the first learner's work is not found.
     if script := sys.modules.pop("__mp_main__", None):
         sys.modules["__mp_main__"] = script
     tqdm.set_lock(threading.RLock())  # its own would outlive a learner that is killed
