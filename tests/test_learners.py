@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
-from conftest import read_events, run_rung
+from conftest import ROOT, read_events, run_rung
 from test_rungs import children, is_player, start, wait_until_gone
 from torch.func import grad_and_value
 
@@ -18,6 +20,24 @@ from lib.running.speedrun_options import LearnersOptions
 
 SMALL = ("--rollout", "32", "--envs", "4", "--batch-size", "8", "--learners", "2")
 SCRIPT = "10_many_learners"
+NAMES_OF_TORCH = """
+import pickle
+
+import torch
+
+from lib.players.learners import many_learners
+from lib.running.run import Failure, launch
+from lib.running.speedrun_options import LearnersOptions
+
+
+def train(hp, run, learners):
+    pickled = learners.gather(pickle.dumps(torch.channels_last))
+    raise Failure(f"{len(set(pickled))} names in {len(pickled)} learners")
+
+
+if __name__ == "__main__":
+    launch(many_learners(train), LearnersOptions, "A script that has torch among its own names.")
+"""
 
 
 def together(count: int, act) -> list:
@@ -78,6 +98,18 @@ def test_the_first_learner_compiles_before_the_others_and_waits_for_nobody():
 
     assert together(3, act) == [(0, 1), (1, 1), (2, 1)]
     assert order[0] == 0
+
+
+def test_what_a_learner_pickles_is_the_same_so_that_the_compiler_finds_it_in_its_cache(tmp_path):
+    (tmp_path / "script.py").write_text(NAMES_OF_TORCH)
+    result = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py"), "--run-dir", str(tmp_path), *SMALL],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.stderr.strip() == "script: failed: 1 names in 2 learners"
 
 
 @pytest.mark.parametrize(
