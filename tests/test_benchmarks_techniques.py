@@ -175,8 +175,10 @@ def test_peers(
     python = tmp_path / "python"  # the peers' interpreter, as far as anybody looks
     python.touch()
     last = "frame limit reached after 3,000 frames; avg_reward -20.00, 1,000.0 FPS\n"
+    commands: list[list[str]] = []
 
     def program(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
         said = "500.0\n" if command[0] == str(python) else last
         return subprocess.CompletedProcess(command, 0, said, "")
 
@@ -186,8 +188,12 @@ def test_peers(
     rows = read(tmp_path / "peers.csv")
     assert len(rows) == len(peers.CONTENDERS)
     ratios = {row["who"]: row["the ladder is faster by (x)"] for row in rows}
-    assert ratios == {peers.LADDER: "1.00", peers.PTAN: "2.00", peers.SB3: "2.00"}
+    theirs = dict.fromkeys([peers.PTAN, peers.SB3, peers.CLEANRL], "2.00")
+    assert ratios == {peers.LADDER: "1.00"} | theirs
     assert (tmp_path / "peers.png").exists()
+    assert call(*command, "--amp") == 0
+    assert sum("--amp" in command for command in commands) == 2 * len(peers.CONTENDERS)
+    assert (tmp_path / "peers-amp.csv").exists()
     failed = subprocess.CompletedProcess([], 1, "", "Traceback\nImportError: no ptan\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **named: failed)
     assert call(*command) == 1

@@ -1,12 +1,13 @@
-"""Compare with ptan and Stable-Baselines3 at the same work.
+"""Compare with ptan, Stable-Baselines3 and CleanRL's settings at the same work.
 
 One environment with an update of 32 per frame; three environments with an update of 96 for
-their three frames; and a player in a process of its own with updates of 128, which
-Stable-Baselines3 has no loop for. Everybody plays in turn, round by round, so that a machine
-that drifts favours nobody. The peers live in an environment of their own, see
+their three frames; CleanRL's update of 32 for four frames; and a player in a process of its own
+with updates of 128, which only ptan has a loop for. Everybody plays in turn, round by round, so
+that a machine that drifts favours nobody. The peers live in an environment of their own, see
 requirements-peers.txt.
 
     python -m benchmarks peers --rounds 3
+    python -m benchmarks peers --rounds 3 --amp
 """
 
 import argparse
@@ -26,9 +27,11 @@ from benchmarks.timing import chosen_device
 from lib.running.machine import describe_machine
 
 ONE, THREE = "1 environment, update of 32", "3 environments, update of 96"
-PARALLEL = "player process, update of 128"
+FOURTH, PARALLEL = "update of 32 for four frames", "player process, update of 128"
 PTAN_LOOP, SB3_LOOP = "benchmarks/peers/ptan_loop.py", "benchmarks/peers/sb3_loop.py"
+CLEANRL_LOOP = "benchmarks/peers/cleanrl_loop.py"
 LADDER, PTAN, SB3 = "this ladder", "ptan 0.8.1", "Stable-Baselines3 2.9.2"
+CLEANRL = "CleanRL's settings"
 HINT = (
     "there is no interpreter {python}; make it with: python -m venv .venv-peers && "
     ".venv-peers/bin/pip install torch==2.13.0 && "
@@ -52,6 +55,9 @@ CONTENDERS = [
     Contender(THREE, LADDER, "02_n_envs.py", ("--envs", "3")),
     Contender(THREE, PTAN, PTAN_LOOP, ("--envs", "3")),
     Contender(THREE, SB3, SB3_LOOP, ("--envs", "3")),
+    Contender(FOURTH, LADDER, "02_n_envs.py", ("--envs", "4", "--batch-size", "8")),
+    Contender(FOURTH, CLEANRL, CLEANRL_LOOP),
+    Contender(FOURTH, SB3, SB3_LOOP, ("--steps", "4")),
     Contender(PARALLEL, LADDER, "03_parallel.py"),
     Contender(PARALLEL, PTAN, PTAN_LOOP, ("--parallel",)),
 ]
@@ -63,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "interpreter of the peers' environment (default: %(default)s)"
     parser.add_argument("--python", type=Path, default=python, help=text)
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
+    parser.add_argument("--amp", action="store_true", help="compute updates in bfloat16 autocast")
     counts = {
         "rounds": (3, "runs of everybody"),
         "frames": (2_000, "frames that are timed, after filling"),
@@ -94,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 def measure(contender: Contender, args: argparse.Namespace, seed: int) -> float:
     """Frames per second of one run, after filling."""
     shared = ["--replay-initial", str(args.replay_initial), "--seed", str(seed)]
-    shared += ["--cuda"] if args.cuda else []
+    shared += ["--cuda"] * args.cuda + ["--amp"] * args.amp
     with tempfile.TemporaryDirectory() as folder:
         interpreter, epsilon = str(args.python.absolute()), str(args.epsilon)
         own = ["--epsilon", epsilon, "--frames", str(args.frames)]
@@ -114,8 +121,9 @@ def write(
     fps: dict[Contender, list[float]], args: argparse.Namespace, out: Path, machine: dict[str, Any]
 ) -> None:
     """Table and chart: the ladder's speed against the others', round by round."""
-    path = out / f"peers{'-cuda' if args.cuda else ''}"
-    title = f"The same work on this ladder and its peers, on the {'GPU' if args.cuda else 'CPU'}"
+    path = out / f"peers{'-amp' * args.amp}{'-cuda' * args.cuda}"
+    where = f"{'GPU' if args.cuda else 'CPU'}{', in bfloat16 autocast' * args.amp}"
+    title = f"The same work on this ladder and its peers, on the {where}"
     baseline = {one.work: rates for one, rates in fps.items() if one.name == LADDER}
     rows = []
     for one, rates in fps.items():
@@ -130,7 +138,9 @@ def write(
         "multiprocessing.Queue of 8 where the player has its process; it waits for at least "
         "one new frame per update, as the rung does",
         "Stable-Baselines3 uses the smooth L1 loss and clips gradients, and has no loop with "
-        "a player process",
+        "a player process; with --amp, autocast is around all it does",
+        "An update for four frames: four environments here, one that plays four frames there; "
+        "CleanRL's settings in a loop of ours with Stable-Baselines3's wrappers and buffer",
     ]
     header = ["work", "who", "FPS", "the ladder is faster by (x)"]
     print(write_table(path, title, header, rows, notes))

@@ -24,31 +24,9 @@ STEPS = 4  # frames of an update of the parallel loop
 QUEUE_SIZE = 8
 
 
-class Net(nn.Sequential):
-    """The Nature DQN network."""
-
-    def __init__(self, n_actions: int) -> None:
-        super().__init__(
-            nn.Conv2d(4, 32, 8, 4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 4, 2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(3136, 512),
-            nn.ReLU(),
-            nn.Linear(512, n_actions),
-        )
-
-    def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        """Value the actions."""
-        return super().forward(frames / 255.0)
-
-
 def make_env() -> gym.Env:
     """Pong with ptan's wrappers."""
-    return ptan.common.wrappers.wrap_dqn(gym.make("PongNoFrameskip-v4"), noop_max=30)
+    return ptan.common.wrappers.wrap_dqn(gym.make(work.ENV), noop_max=30)
 
 
 def make_source(envs: list[gym.Env], net: nn.Module, epsilon: float, device: str) -> Any:
@@ -69,9 +47,9 @@ def play(net: nn.Module, queue: Any, epsilon: float, device: str) -> None:
 class Learner:
     """Network, target network and optimizer."""
 
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self.net = Net(make_env().action_space.n).to(device)
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.device = args, "cuda" if args.cuda else "cpu"
+        self.net = work.Net(make_env().action_space.n).to(self.device)
         self.target = copy.deepcopy(self.net)
         self.optimizer = torch.optim.Adam(self.net.parameters(), 1e-4)
 
@@ -85,11 +63,13 @@ class Learner:
         terminated = torch.tensor([e.last_state is None for e in batch]).to(self.device)
 
         self.optimizer.zero_grad()
-        taken = self.net(states).gather(1, actions.unsqueeze(1)).squeeze(1)
-        with torch.no_grad():
-            next_values = self.target(last_states).amax(1)
-            next_values[terminated] = 0.0
-        mse_loss(taken, rewards + 0.99 * next_values).backward()
+        with work.autocast(self.args):
+            taken = self.net(states).gather(1, actions.unsqueeze(1)).squeeze(1)
+            with torch.no_grad():
+                next_values = self.target(last_states).amax(1)
+                next_values[terminated] = 0.0
+            loss = mse_loss(taken.float(), rewards + 0.99 * next_values)
+        loss.backward()
         self.optimizer.step()
 
 
@@ -156,7 +136,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)
     loop = parallel if args.parallel else serial
-    loop(args, Learner("cuda" if args.cuda else "cpu"))
+    loop(args, Learner(args))
 
 
 if __name__ == "__main__":

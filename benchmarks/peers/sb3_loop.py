@@ -19,9 +19,11 @@ ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 def main() -> None:
     """Read the flags, run, print."""
-    args = work.parser(__doc__).parse_args()
+    parser = work.parser(__doc__)
+    parser.add_argument("--steps", type=int, default=1, help="of each environment per update")
+    args = parser.parse_args()
     # One after another in this process, as the rung steps them (DummyVecEnv is the default).
-    env = make_atari_env("PongNoFrameskip-v4", n_envs=args.envs, seed=args.seed)
+    env = make_atari_env(work.ENV, n_envs=args.envs, seed=args.seed)
     model = DQN(
         "CnnPolicy",
         VecFrameStack(env, n_stack=4),
@@ -30,7 +32,7 @@ def main() -> None:
         learning_starts=args.replay_initial,
         batch_size=32 * args.envs,
         gamma=0.99,
-        train_freq=(1, "step"),  # of the vector: one frame of every environment
+        train_freq=(args.steps, "step"),  # of the vector: a frame of every environment each
         gradient_steps=1,
         target_update_interval=1_000 * args.envs,  # in frames
         exploration_initial_eps=args.epsilon,
@@ -41,7 +43,8 @@ def main() -> None:
     silent = 10**9  # episodes between lines of its log
     model.learn(args.replay_initial, log_interval=silent)
     begin, filled = time.perf_counter(), model.num_timesteps
-    model.learn(args.frames, log_interval=silent, reset_num_timesteps=False)
+    with work.autocast(args):  # it has no such switch, so around all it does
+        model.learn(args.frames, log_interval=silent, reset_num_timesteps=False)
     if args.cuda:
         torch.cuda.synchronize()
     print((model.num_timesteps - filled) / (time.perf_counter() - begin))

@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 class ReplayRings(ABC):
-    """Frames and transitions in rings: what this buffer and ``lib.bulk_replay`` share.
+    """Frames and transitions in rings: what this buffer and ``lib.players.message_buffer`` share.
 
     Transition i is at i % capacity, and frame n at n % n_frames. Windows hold the numbers n, which
     never wrap, so a frame that was overwritten is recognised.
