@@ -9,6 +9,7 @@ from torch.utils.benchmark import Timer
 
 from benchmarks import UserError
 
+MATRIX = 2_048  # rows and columns of the matrices whose product is the limit of a machine
 WARM_UP = 3  # calls before anything is timed: what is compiled or chosen by trial is ready then
 
 
@@ -18,6 +19,12 @@ def seconds_per_call(work: Callable[[], Any], at_least: float) -> float:
     threads = torch.get_num_threads()
     timer = Timer("work()", timer=lambda: now(device), globals={"work": work}, num_threads=threads)
     return timer.blocked_autorange(min_run_time=at_least).mean
+
+
+def operations_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """What the device can do: additions and multiplications of a large matrix product."""
+    matrix = torch.rand(MATRIX, MATRIX, device=device).to(dtype)
+    return 2 * MATRIX**3 / seconds_per_call(lambda: matrix @ matrix, at_least=0.5)
 
 
 def warm(work: Callable[[], Any]) -> Callable[[], Any]:

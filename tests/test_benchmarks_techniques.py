@@ -97,6 +97,12 @@ def test_breakdown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert {"sample", "forward", "backward", "optimizer"} <= names
     assert f"{name} is bound by " in (tmp_path / "breakdown.md").read_text()
+    (limit,) = read(tmp_path / "breakdown-limit.csv")
+    # The Nature network needs 18.7 MFLOP per sample. An update takes nearly four times as many: two
+    # passes forward, one for the gradients of weights, one for those of all inputs but the first.
+    batch = 128 if name == "03_parallel" else 32
+    assert float(limit["GFLOP per update"]) == pytest.approx(batch * 0.0682, rel=0.02)
+    assert 0 < float(limit["share"]) <= float(limit["while updating"])
 
 
 def test_timeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

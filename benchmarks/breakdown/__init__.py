@@ -2,12 +2,15 @@
 
 The rung runs in this process, with a stopwatch around the functions it calls. Then it runs without
 sampling, without the optimizer step and without any update, and once more, shortly, under
-torch.profiler. If the rung has a player process, there is a stopwatch in it, too.
+torch.profiler. If the rung has a player process, there is a stopwatch in it, too. A matrix product,
+timed before each run, is the limit: so many operations per second the machine can do.
 
     python -m benchmarks breakdown 01_baseline 03_parallel
+    python -m benchmarks breakdown 01_baseline 02_n_envs --amp
 """
 
 import argparse
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +24,18 @@ from benchmarks.arguments import add_counts, add_epsilon, add_out
 from benchmarks.breakdown.rung import (
     WARM_UP,
     WHAT_IFS,
+    count_operations,
     load,
     profile_rung,
     run_rung,
     timed_player,
     without,
 )
-from benchmarks.breakdown.stopwatch import REST, Clock, Span, timed_parts
+from benchmarks.breakdown.stopwatch import REST, UPDATING, Clock, Span, timed_parts
 from benchmarks.breakdown.verdict import by_kind, verdict
 from benchmarks.report import change, here, output_folder, short_machine, spread, write_table
 from benchmarks.runner import find_rungs
-from benchmarks.timing import chosen_device
+from benchmarks.timing import MATRIX, chosen_device, operations_per_second
 from lib.running.machine import describe_machine, prepare_torch
 from lib.running.options import ReplayOptions
 
@@ -43,6 +47,8 @@ class Breakdown:
     rung: str
     processes: dict[str, dict[str, float]]  # the trainer's parts, and those of the player
     frames_per_update: float
+    operations: float  # of the trainer, per update: of its convolutions and matrix products
+    limits: list[float]  # of these per second in a large matrix product, before every repeat
     what_ifs: dict[str, list[float]]  # FPS of every repeat
     verdict: str  # what bounds it
 
@@ -52,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "such as 01_baseline (default: all whose update is not one compiled function)"
     parser.add_argument("rungs", nargs="*", metavar="RUNG", help=text)
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
+    parser.add_argument("--amp", action="store_true", help="compute updates in bfloat16 autocast")
     counts = {
         "updates": (200, "updates that are timed"),
         "repeats": (3, "runs of every what-if rate"),
@@ -73,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{rung} cannot be taken apart (later rungs update in one compiled function), "
                 f"only {', '.join(whole)}"
             )
-    settings = {"cuda": args.cuda, "replay_initial": args.replay_initial}
+    settings = {"cuda": args.cuda, "amp": args.amp, "replay_initial": args.replay_initial}
     settings |= {"epsilon_start": args.epsilon, "epsilon_final": args.epsilon}
     if message := ReplayOptions(**settings).problem():
         raise UserError(message)
@@ -88,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def suffix(args: argparse.Namespace) -> str:
-    """What the names of files end with, so that those of a GPU and of a CPU do not meet."""
-    return "-cuda" if args.cuda else ""
+    """What the names of files end with, so that different runs do not meet."""
+    return "-amp" * args.amp + "-cuda" * args.cuda
 
 
 def take_apart(
@@ -98,8 +105,10 @@ def take_apart(
     """Everything about one rung."""
     module, updates, total = load(rung), args.updates, args.repeats * len(WHAT_IFS) + 2
     what_ifs: dict[str, list[float]] = {name: [] for name in (*WHAT_IFS, "filling the buffer")}
+    limits, dtype = [], torch.bfloat16 if args.amp else torch.float32
     with tqdm(total=total, desc=rung, unit="run", disable=None) as bar:
         for _ in range(args.repeats):
+            limits.append(operations_per_second(device, dtype))
             for name in WHAT_IFS:
                 with without(name, module, device):
                     plain = run_rung(module, settings, updates)
@@ -117,14 +126,29 @@ def take_apart(
         (out / f"operators-{rung}{suffix(args)}.txt").write_text(operators)
         bar.update()
     frames_per_update, bound = timed.frames / updates, verdict(rung, processes["trainer"])
-    return Breakdown(rung, processes, frames_per_update, what_ifs, bound)
+    operations = count_operations(module, settings)
+    return Breakdown(rung, processes, frames_per_update, operations, limits, what_ifs, bound)
+
+
+def limit_row(one: Breakdown) -> list[str]:
+    """A rung's operations per second, and those that the machine can do."""
+    per_frame = one.operations / one.frames_per_update / 1e9
+    limits = [limit / 1e9 for limit in one.limits]
+    rates = [per_frame * fps for fps in one.what_ifs["as it is"]]
+    shares = [rate / limit for rate, limit in zip(rates, limits, strict=True)]
+    trainer = one.processes["trainer"]
+    updating = by_kind(trainer)[UPDATING] / sum(trainer.values())
+    return [
+        *(one.rung, f"{one.operations / 1e9:.2f}", spread(limits), spread(rates)),
+        *(spread(shares, 2), f"{statistics.median(shares) / updating:.2f}"),
+    ]
 
 
 def write(
     found: Sequence[Breakdown], args: argparse.Namespace, out: Path, machine: dict[str, Any]
 ) -> None:
     """Write tables and chart."""
-    where = "GPU" if args.cuda else "CPU"
+    where = f"{'GPU' if args.cuda else 'CPU'}{', in bfloat16 autocast' * args.amp}"
     common = [
         here(machine),
         f"Seed 0, {args.updates} updates after {WARM_UP} to warm up, epsilon {args.epsilon:g}, "
@@ -169,6 +193,17 @@ def write(
         f"Medians (and ranges) of {args.repeats} runs of each, in turn",
         "Without sampling: one batch is used again and again. Without any update: the batch is "
         "sampled and not learned from",
+    )
+    table(
+        "-limit",
+        "How close to the limit of the machine",
+        "rung; GFLOP per update; GFLOP/s of a matrix product; of the rung; share; while updating",
+        [limit_row(one) for one in found],
+        "GFLOP: billions of additions and multiplications in the convolutions and matrix products "
+        "of the trainer, as torch counts them",
+        f"The matrix product: two of {MATRIX:,} x {MATRIX:,}, in the precision of the updates, "
+        "before each run; medians (and ranges) of the runs as they are",
+        "While updating: the share without playing, waiting, handing over, logging",
     )
     bars = {
         one.rung if process == "trainer" else f"{one.rung}\n{process}": by_kind(parts)

@@ -20,6 +20,7 @@ import torch
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import Failed
 from benchmarks.breakdown.stopwatch import PARTS, REST, Clock, Parts, Span, timed_parts
@@ -147,6 +148,13 @@ def without(what: str, module: ModuleType, device: torch.device) -> AbstractCont
         "without any update": mock.patch.object(module, "Engine", return_value=idle),
     }
     return patches[what]
+
+
+def count_operations(module: ModuleType, settings: dict[str, Any]) -> float:
+    """Additions and multiplications per update, in the trainer's convolutions and products."""
+    counter = FlopCounterMode(display=False)
+    run_rung(module, settings, 1, counter.__enter__, lambda: counter.__exit__(None, None, None))
+    return counter.get_total_flops()
 
 
 class TimedPlay:
