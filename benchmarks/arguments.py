@@ -38,3 +38,19 @@ def add_epsilon(parser: argparse.ArgumentParser) -> None:
     """Add the flag for epsilon."""
     text = "probability of a random action; most of a run has the default (default: %(default)s)"
     parser.add_argument("--epsilon", type=float, default=0.02, help=text)
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of where and how precisely rungs train."""
+    parser.add_argument("--cuda", action="store_true", help="train on the GPU")
+    parser.add_argument("--amp", action="store_true", help="compute updates in bfloat16 autocast")
+
+
+def where(args: argparse.Namespace) -> str:
+    """What ``add_training`` asks for, for a title."""
+    return ("GPU" if args.cuda else "CPU") + ", in bfloat16 autocast" * args.amp
+
+
+def suffix(args: argparse.Namespace) -> str:
+    """The same for the names of files, so that different runs do not meet."""
+    return "-amp" * args.amp + "-cuda" * args.cuda

@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import UserError, charts
-from benchmarks.arguments import add_counts, add_epsilon, add_out
+from benchmarks.arguments import add_counts, add_epsilon, add_out, add_training, suffix, where
 from benchmarks.breakdown.rung import (
     WARM_UP,
     WHAT_IFS,
@@ -57,8 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
     text = "such as 01_baseline (default: all whose update is not one compiled function)"
     parser.add_argument("rungs", nargs="*", metavar="RUNG", help=text)
-    parser.add_argument("--cuda", action="store_true", help="train on the GPU")
-    parser.add_argument("--amp", action="store_true", help="compute updates in bfloat16 autocast")
+    add_training(parser)
     counts = {
         "updates": (200, "updates that are timed"),
         "repeats": (3, "runs of every what-if rate"),
@@ -92,11 +91,6 @@ def run(args: argparse.Namespace) -> int:
         print(found[-1].verdict, flush=True)
     write(found, args, out, describe_machine(device))
     return 0
-
-
-def suffix(args: argparse.Namespace) -> str:
-    """What the names of files end with, so that different runs do not meet."""
-    return "-amp" * args.amp + "-cuda" * args.cuda
 
 
 def take_apart(
@@ -148,7 +142,6 @@ def write(
     found: Sequence[Breakdown], args: argparse.Namespace, out: Path, machine: dict[str, Any]
 ) -> None:
     """Write tables and chart."""
-    where = f"{'GPU' if args.cuda else 'CPU'}{', in bfloat16 autocast' * args.amp}"
     common = [
         here(machine),
         f"Seed 0, {args.updates} updates after {WARM_UP} to warm up, epsilon {args.epsilon:g}, "
@@ -156,7 +149,7 @@ def write(
     ]
 
     def table(name: str, title: str, header: str, rows: list[list[str]], *notes: str) -> None:
-        path, title = out / f"breakdown{name}{suffix(args)}", f"{title}, on the {where}"
+        path, title = out / f"breakdown{name}{suffix(args)}", f"{title}, on the {where(args)}"
         write_table(path, title, header.split("; "), rows, [*common, *notes])
 
     table(
@@ -210,6 +203,9 @@ def write(
         for one in found
         for process, parts in one.processes.items()
     }
-    path, title = out / f"breakdown{suffix(args)}.png", f"Where an iteration goes, on the {where}"
+    path, title = (
+        out / f"breakdown{suffix(args)}.png",
+        f"Where an iteration goes, on the {where(args)}",
+    )
     charts.stacked_chart(path, title, "milliseconds per frame", bars, short_machine(machine))
     print(f"written to {out}; the traces open in TensorBoard and in ui.perfetto.dev")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from benchmarks import Failed, UserError, charts
-from benchmarks.arguments import add_counts, add_epsilon, add_out
+from benchmarks.arguments import add_counts, add_epsilon, add_out, add_training, suffix, where
 from benchmarks.processes import output_of
 from benchmarks.report import here, output_folder, short_machine, spread, write_table
 from benchmarks.timing import chosen_device
@@ -68,8 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     python = Path(".venv-peers/bin/python")
     text = "interpreter of the peers' environment (default: %(default)s)"
     parser.add_argument("--python", type=Path, default=python, help=text)
-    parser.add_argument("--cuda", action="store_true", help="train on the GPU")
-    parser.add_argument("--amp", action="store_true", help="compute updates in bfloat16 autocast")
+    add_training(parser)
     counts = {
         "rounds": (3, "runs of everybody"),
         "frames": (2_000, "frames that are timed, after filling"),
@@ -121,9 +120,8 @@ def write(
     fps: dict[Contender, list[float]], args: argparse.Namespace, out: Path, machine: dict[str, Any]
 ) -> None:
     """Table and chart: the ladder's speed against the others', round by round."""
-    path = out / f"peers{'-amp' * args.amp}{'-cuda' * args.cuda}"
-    where = f"{'GPU' if args.cuda else 'CPU'}{', in bfloat16 autocast' * args.amp}"
-    title = f"The same work on this ladder and its peers, on the {where}"
+    path = out / f"peers{suffix(args)}"
+    title = f"The same work on this ladder and its peers, on the {where(args)}"
     baseline = {one.work: rates for one, rates in fps.items() if one.name == LADDER}
     rows = []
     for one, rates in fps.items():
