@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -73,6 +74,28 @@ def test_as_a_program(trained):
     result = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.splitlines()[-1].startswith("1 games, mean -")
+
+
+def test_ctrl_c_ends_it_without_a_traceback(trained):
+    program = (
+        "import runpy, signal\n"
+        # These tests may have been started with SIGINT ignored, which children inherit.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "runpy.run_path('play.py', run_name='__main__')\n"
+    )
+    run = trained("01_baseline").folder
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(run), "--episodes", "1000", "--epsilon", "1"],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        while not process.stdout.readline().startswith("game "):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, error) == (130, "")
 
 
 @pytest.mark.usefixtures("signals")
