@@ -203,9 +203,7 @@ def write(
         for one in found
         for process, parts in one.processes.items()
     }
-    path, title = (
-        out / f"breakdown{suffix(args)}.png",
-        f"Where an iteration goes, on the {where(args)}",
-    )
+    path = out / f"breakdown{suffix(args)}.png"
+    title = f"Where an iteration goes, on the {where(args)}"
     charts.stacked_chart(path, title, "milliseconds per frame", bars, short_machine(machine))
     print(f"written to {out}; the traces open in TensorBoard and in ui.perfetto.dev")
