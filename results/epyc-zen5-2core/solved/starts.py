@@ -8,7 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from lib.running.checkpoints import find_checkpoint, read_checkpoint
-from lib.running.evaluation import EPISODES, EPSILON, SEED, describe, load_agent, make_games, play_games
+from lib.running.evaluation import (
+    EPISODES,
+    EPSILON,
+    SEED,
+    describe,
+    load_agent,
+    make_games,
+    play_games,
+)
 
 network, recipe = load_agent(read_checkpoint(find_checkpoint(Path(sys.argv[1]), "solved")))
 for noop_max in (0, 30, 60):
