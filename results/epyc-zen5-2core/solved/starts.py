@@ -1,6 +1,8 @@
 """Plays 30 games of a run after 0, up to 30 and up to 60 no-ops, with epsilon 0.01.
 
-At the root of the repository: PYTHONPATH=. python starts.py RUN_FOLDER
+At the root of the repository, with a run that has its checkpoints (they are not kept here):
+
+    PYTHONPATH=. python results/epyc-zen5-2core/solved/starts.py RUN_FOLDER
 """
 
 import sys
