@@ -1,6 +1,5 @@
 """Runs as read from their TensorBoard events, finished or not."""
 
-import json
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from benchmarks.report import HARDWARE, LIBRARIES
 
-COMMIT = "commit.txt"  # beside the events of a run that ``ladder`` or ``sweep`` started
-CALIBRATION = "calibration.json"  # where older runs have their commit
+# Beside the events of a run that ``ladder`` or ``sweep`` started, or beside runs of one commit.
+COMMIT = "commit.txt"
 # Settings that say where a run is kept, and how, but not what it does.
 UNIMPORTANT = ("run_dir", "resume", "checkpoint_every", "checkpoint_replay")
 Scalars = dict[str, list[tuple[int, float]]]  # steps and values by tag
@@ -134,10 +133,9 @@ def read_record(folder: Path) -> Record | None:
 
 
 def _commit(folder: Path) -> str:
-    if (told := folder / COMMIT).exists():
-        return told.read_text(encoding="utf-8").strip()
-    if (told := folder / CALIBRATION).exists():
-        return json.loads(told.read_text(encoding="utf-8"))["commit"]
+    for place in (folder, folder.parent):
+        if (told := place / COMMIT).exists():
+            return told.read_text(encoding="utf-8").strip()
     return ""
 
 

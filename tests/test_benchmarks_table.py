@@ -93,8 +93,7 @@ def test_medians_ranges_and_the_ratio_to_01(tmp_path: Path) -> None:
         games = (18 + seed, 20 + seed)
         run = solved_run(tmp_path, "03_parallel", seed, minutes, fps, evaluation=games)
     (run / "commit.txt").write_text("1a2b3c4-dirty\n")
-    older = next(tmp_path.glob("*01_baseline*"))
-    (older / "calibration.json").write_text('{"commit": "5d6e7f8", "before": {}}')
+    (tmp_path / "commit.txt").write_text("5d6e7f8\n")  # of all runs that do not tell their own
     table = table_of(tmp_path)
     baseline, parallel = table["01_baseline"], table["03_parallel"]
     assert baseline == baseline | {
