@@ -1,4 +1,4 @@
-"""Charts as PNG: bars with their range, bars made of parts, and the reward of runs."""
+"""Charts as PNG: bars, bars made of parts, time lines, the reward of runs, and the whole ladder."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from benchmarks.records import Record
 
@@ -30,6 +32,14 @@ ACTIVITIES = {
 }
 # A heading, somebody, and what they did: an activity, and when it began and ended, in milliseconds.
 Row = tuple[str, str, Sequence[tuple[str, float, float]]]
+MINUTES = (2, 5, 10, 20, 50, 100, 200, 400)  # of the whole ladder
+# Marker, colour, filling and name of what the chart of the whole ladder shows.
+ALONE = ("o", "tab:blue", "tab:blue", "two CPU cores, alone")
+BUSY = ("o", "tab:blue", "none", "two CPU cores, beside other programs")
+BOOK = (
+    ("s", "tab:gray", "tab:gray", "the book, 2nd edition (GTX 1080 Ti)"),
+    ("D", "tab:gray", "tab:gray", "the book, 3rd edition (solved at 18)"),
+)
 # Name of the x axis -> its field of ``Curves``, and its unit.
 PANELS = {
     "frames (thousands of agent steps)": ("frames", 1_000),
@@ -176,6 +186,50 @@ def common_grid(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.nda
     x = np.linspace(begin, end, POINTS) if end > begin else np.array([begin])
     y = np.array([np.interp(x, curve.x, curve.y) for curve in curves])
     return x, y.min(axis=0), np.median(y, axis=0), y.max(axis=0)
+
+
+def ladder_chart(
+    path: Path,
+    alone: Mapping[str, Sequence[float]],
+    busy: Mapping[str, Sequence[float]],
+    book: Mapping[str, Sequence[float]],
+) -> None:
+    """The minutes to 17 of every rung: a dot per run, a ring beside other programs, and the book's.
+
+    All are minutes by rung; the book's, those of its second and third edition.
+    """
+    names = sorted({*alone, *busy, *book})
+    figure, (axes,) = _axes("", "", height=0.42 * len(names) + 1.6)
+    shown = [
+        *((ALONE, name, minutes) for name, many in alone.items() for minutes in many),
+        *((BUSY, name, minutes) for name, many in busy.items() for minutes in many),
+        *(
+            (look, name, m)
+            for name, pair in book.items()
+            for look, m in zip(BOOK, pair, strict=True)
+        ),
+    ]
+    for (marker, colour, fill, _), name, minutes in shown:
+        row = names.index(name)
+        axes.plot(minutes, row, marker, color=colour, markerfacecolor=fill, markersize=6)
+    for row, name in enumerate(names):
+        if not alone.get(name) and not busy.get(name):
+            text = "  not run to 17 here"
+            axes.text(MINUTES[0], row, text, color="tab:gray", va="center", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xticks(MINUTES)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.4)
+    axes.set_xlabel("minutes until avg_reward was 17")
+    handles = [
+        Line2D([], [], linestyle="", marker=marker, color=colour, markerfacecolor=fill, label=label)
+        for marker, colour, fill, label in (ALONE, BUSY, *BOOK)
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    _save(figure, path)
 
 
 def _draw_band(axes: Axes, label: str, curves: Sequence[Curve], **look: str) -> None:

@@ -12,7 +12,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from benchmarks.report import HARDWARE, LIBRARIES
 
-COMMIT = "commit.txt"  # beside the events of a run that ``ladder`` or ``sweep`` started
+COMMIT = "commit.txt"  # beside the events of a run that ``ladder`` started
 CALIBRATION = "calibration.json"  # where older runs have their commit
 # Settings that say where a run is kept, and how, but not what it does.
 UNIMPORTANT = ("run_dir", "resume", "checkpoint_every", "checkpoint_replay")
@@ -48,7 +48,6 @@ class Record:
     tried: bool  # whether its agent then had to win a trial, and was trained on until it did
     avg_reward: float | None  # the last one; None: no episode was completed
     evaluation: list[float]  # reward of each game played after it was solved
-    weights_age: list[float]  # updates since the weights that players on Ray had played with
     solved: bool
     finished: bool  # solved, or the frame limit was reached; an interrupted run is neither
     started: float  # seconds since 1970
@@ -125,7 +124,6 @@ def read_record(folder: Path) -> Record | None:
         tried="trial/won" in last,
         avg_reward=float(curves.avg_reward[-1]) if len(curves.avg_reward) else None,
         evaluation=[value for _, value in scalars.get("evaluation/reward", ())],
-        weights_age=[value for _, value in scalars.get("players/weights_age", ())],
         solved=solved,
         finished="outcome/frames" in last and (solved or 0 < limit <= frames),
         started=events.FirstEventTimestamp(),

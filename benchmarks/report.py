@@ -114,12 +114,5 @@ def spread(values: Sequence[float], digits: int | None = None) -> str:
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
-def change(values: Sequence[float], base: Sequence[float]) -> str:
-    """How much more or less the median is than another one: ``+43 %``."""
-    if not values or not base:
-        return ""
-    return f"{(statistics.median(values) / statistics.median(base) - 1) * 100:+.0f} %"
-
-
 def _number(value: str | int | float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
