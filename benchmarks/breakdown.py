@@ -9,7 +9,7 @@ rung slower. Flags after -- go to every rung.
     python -m benchmarks breakdown 01_baseline 02_n_envs --amp
     python -m benchmarks breakdown 01 03 05 08 --milliseconds 100     README's time line
 
-Files: breakdown.md, breakdown.csv, breakdown.png, timeline.csv, timeline.png, and for each rung a
+Files: breakdown.md, breakdown.csv, timeline.csv, timeline.png, and for each rung a
 folder with its traces, which open in ui.perfetto.dev, and torch's table of its longest operators.
 """
 
@@ -21,7 +21,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks import Failed, charts
 from benchmarks.arguments import add_counts, add_out, add_training, suffix, where
@@ -34,7 +34,7 @@ from lib.running.machine import describe_machine
 
 REST = "rest (ignite, Python)"
 LEARNS, CHOOSES, PLAYS, OTHER, WAITS = charts.ACTIVITIES
-# Part of an iteration -> what it is called in the chart and in the time line; else it is OTHER.
+# Part of an iteration -> what it is called in the time line; else it is OTHER.
 ACTIVITIES = {
     **dict.fromkeys(("sampling", "forward", "backward", "optimizer", "update"), LEARNS),
     **dict.fromkeys(("environment", "wrappers"), PLAYS),
@@ -109,13 +109,11 @@ def run(args: argparse.Namespace) -> int:
     header = ["rung", "FPS", "who", "part", "ms per frame", "share"]
     path = out / f"breakdown{suffix(args)}"
     print(write_table(path, title, header, rows, notes))
-    bars = {f"{w.rung}\n{w.name}": by_activity(w.per_frame()) for w in workers}
-    corner = short_machine(machine)
-    charts.stacked_chart(path.with_suffix(".png"), title, "milliseconds per frame", bars, corner)
     lines = [
         (f"{w.rung}: {w.fps:,.0f} frames per second", w.name, list(first(args.milliseconds, w)))
         for w in workers
     ]
+    corner = short_machine(machine)
     charts.time_line(out / f"timeline{suffix(args)}.png", lines, args.milliseconds, corner)
     spans = [[heading, who, *span] for heading, who, does in lines for span in does]
     header = ["rung", "who", "does", "begin_ms", "end_ms"]
@@ -194,14 +192,6 @@ def innermost(spans: Iterable[Span], begin: float, end: float) -> Iterator[Span]
             inside.reverse()
             inside.remove(part)
             inside.reverse()
-
-
-def by_activity(parts: dict[str, float]) -> dict[str, float]:
-    """The parts summed up by what they are called in the chart."""
-    summed: dict[str, Any] = dict.fromkeys(charts.ACTIVITIES, 0.0)
-    for part, time in parts.items():
-        summed[ACTIVITIES.get(part, OTHER)] += time
-    return summed
 
 
 def first(milliseconds: float, worker: Worker) -> Iterator[tuple[str, float, float]]:

@@ -84,12 +84,11 @@ def run(args: argparse.Namespace) -> int:
     out = output_folder(args.out or alone)
     ladder = sorted(records, key=lambda record: (record.script, record.seed))
     groups = grouped(ladder, lambda record: record.setting)
-    rows, curves = [], []
+    rows, names = [], {}
     for runs in groups:
         name = label(runs[0], groups)
-        line = row(name, runs, groups, edges)
-        curves.append((name + f", machine {line['machine']}" * bool(line["machine"]), runs))
-        rows.append(line)
+        rows.append(row(name, runs, groups, edges))
+        names[name + f", machine {rows[-1]['machine']}" * bool(rows[-1]["machine"])] = runs
         if args.every and len(runs) > 1:
             rows += [row(name, [one], groups, edges) for one in runs]
     header = [name for name in rows[0] if any(cells[name] for cells in rows)]
@@ -101,10 +100,9 @@ def run(args: argparse.Namespace) -> int:
     print(write_table(out / "table", "Runs", header, table, notes))
     write_csv(out / "runs.csv", [RUNS_HEADER, *(numbers(record, records) for record in records)])
     corner = "; ".join([*map(short_machine, machines_of(ladder)), f"seeds {seeds_of(records)}"])
-    charts.reward_chart(out / "table.png", curves, corner)
-    title, unit = "FPS (median over seeds, line: min to max)", "agent steps per second"
-    bars = [charts.Bar(name, fps_of(runs), runs[0].script) for name, runs in curves]
-    charts.bar_chart(out / "fps.png", title, unit, bars, corner)
+    charts.reward_chart(out / "table.png", names, corner)
+    fps = {name: fps_of(runs) for name, runs in names.items()}
+    charts.fps_chart(out / "fps.png", fps, corner)
     if any(record.solved for record in (*records, *busy)):
         book = {script: minutes for script, (_, minutes) in BOOK.items()}
         minutes = minutes_to_17(records), minutes_to_17(busy)

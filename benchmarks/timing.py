@@ -8,20 +8,11 @@ from torch.utils.benchmark import Timer
 
 from benchmarks import UserError
 
-WARM_UP = 3  # calls before anything is timed: what is compiled or chosen by trial is ready then
-
 
 def seconds_per_call(work: Callable[[], Any], at_least: float) -> float:
     """Do a piece of work for so many seconds; the mean time of a call. A GPU is waited for."""
     timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
     return timer.blocked_autorange(min_run_time=at_least).mean
-
-
-def warm(work: Callable[[], Any]) -> Callable[[], Any]:
-    """The work, once it is warm."""
-    for _ in range(WARM_UP):
-        work()
-    return work
 
 
 def chosen_device(cuda: bool) -> torch.device:
