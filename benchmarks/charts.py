@@ -1,4 +1,4 @@
-"""Charts as PNG: bars, the reward of runs, the whole ladder, and time lines."""
+"""Charts as PNG: FPS, the reward of runs, and time lines."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from benchmarks.records import Record
 
@@ -34,14 +32,6 @@ PANELS = {
     "frames (thousands of agent steps)": ("frames", 1_000),
     "wall clock (minutes)": ("seconds", 60),
 }
-MINUTES = (2, 5, 10, 20, 50, 100, 200, 400)  # of the whole ladder
-# Marker, colour, filling and name of what the chart of the whole ladder shows.
-ALONE = ("o", "tab:blue", "tab:blue", "two CPU cores, alone")
-BUSY = ("o", "tab:blue", "none", "two CPU cores, beside other programs")
-BOOK = (
-    ("s", "tab:gray", "tab:gray", "the book, 2nd edition (GTX 1080 Ti)"),
-    ("D", "tab:gray", "tab:gray", "the book, 3rd edition (solved at 18)"),
-)
 
 
 def fps_chart(path: Path, groups: Mapping[str, Sequence[float]], machine: str) -> None:
@@ -86,42 +76,6 @@ def reward_chart(path: Path, groups: Mapping[str, Sequence[Record]], machine: st
         axes.grid(alpha=0.3)
     columns[0].set_ylabel("points per game, smoothed")
     columns[-1].legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize=8)
-    _save(figure, path)
-
-
-def ladder_chart(
-    path: Path,
-    alone: Mapping[str, Sequence[float]],
-    busy: Mapping[str, Sequence[float]],
-    book: Mapping[str, Sequence[float]],
-) -> None:
-    """The minutes to 17 of every rung: a dot per run, a ring beside other programs, and the book's.
-
-    All are minutes by rung; the book's, those of its second and third edition.
-    """
-    names = sorted({*alone, *busy, *book})
-    figure, (axes,) = _axes("", "", height=0.42 * len(names) + 1.6)
-    for row, name in enumerate(names):
-        ours = [(ALONE, m) for m in alone.get(name, ())] + [(BUSY, m) for m in busy.get(name, ())]
-        theirs = zip(BOOK, book.get(name, ()), strict=False)
-        for (marker, colour, fill, _), minutes in [*theirs, *ours]:
-            axes.plot(minutes, row, marker, color=colour, markerfacecolor=fill, markersize=6)
-        if not ours:
-            text = "  not run to 17 here"
-            axes.text(MINUTES[0], row, text, color="tab:gray", va="center", fontsize=8)
-    axes.set_xscale("log")
-    axes.set_xticks(MINUTES)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.grid(axis="x", alpha=0.4)
-    axes.set_xlabel("minutes until avg_reward was 17")
-    handles = [
-        Line2D([], [], linestyle="", marker=marker, color=colour, markerfacecolor=fill, label=label)
-        for marker, colour, fill, label in (ALONE, BUSY, *BOOK)
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     _save(figure, path)
 
 

@@ -9,8 +9,7 @@ for every run.
     python -m benchmarks table runs/first runs/second --every 100000
 
 Files: table.md, table.csv, runs.csv (a line per run, numbers as they are), table.png (avg_reward
-over frames and over minutes), fps.png, and, if a run solved Pong, ladder.png (the minutes to 17 of
-every rung, ours and the book's). docs/benchmarks.md explains the columns.
+over frames and over minutes), fps.png. docs/benchmarks.md explains the columns.
 """
 
 import argparse
@@ -26,8 +25,6 @@ from benchmarks.arguments import positive
 from benchmarks.ladder import BASELINE, HELD_OUT_SEEDS, SOLVE_FRAMES, USED_UP_SEEDS
 from benchmarks.records import Record, Setting, grouped, read_records
 from benchmarks.report import (
-    HARDWARE,
-    LIBRARIES,
     in_rows,
     join_machine,
     output_folder,
@@ -63,8 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     text = "add the learning curve, in columns of N frames, and a line for every run"
     parser.add_argument("--every", type=positive, metavar="N", help=text)
-    text = "folders of runs beside other programs: for ladder.png alone, where they are rings"
-    parser.add_argument("--busy", type=Path, nargs="+", default=[], metavar="RUN", help=text)
     text = "where the table is written (default: RUN if there is one, else runs/table)"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
 
@@ -74,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
     from benchmarks import charts  # late: --help need not wait for matplotlib
 
     records, left_out = drop_superseded(read_all(args.runs))
-    busy = read_all(args.busy)
     edges = range(0)
     if args.every:
         edges = range(0, max(record.frames for record in records), args.every) or range(1)
@@ -99,14 +93,11 @@ def run(args: argparse.Namespace) -> int:
     notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
     print(write_table(out / "table", "Runs", header, table, notes))
     write_csv(out / "runs.csv", [RUNS_HEADER, *(numbers(record, records) for record in records)])
-    corner = "; ".join([*map(short_machine, machines_of(ladder)), f"seeds {seeds_of(records)}"])
+    seeds = in_rows({record.seed for record in records})
+    corner = "; ".join([*map(short_machine, machines_of(ladder)), f"seeds {seeds}"])
     charts.reward_chart(out / "table.png", names, corner)
     fps = {name: fps_of(runs) for name, runs in names.items()}
     charts.fps_chart(out / "fps.png", fps, corner)
-    if any(record.solved for record in (*records, *busy)):
-        book = {script: minutes for script, (_, minutes) in BOOK.items()}
-        minutes = minutes_to_17(records), minutes_to_17(busy)
-        charts.ladder_chart(out / "ladder.png", *minutes, book)
     print(f"written to {out}")
     return 0
 
@@ -120,12 +111,6 @@ def read_all(folders: Sequence[Path]) -> list[Record]:
             raise UserError(f"no run of a rung below {folder}: no TensorBoard events tell of one")
         records |= {record.folder.resolve(): record for record in found}
     return list(records.values())
-
-
-def minutes_to_17(records: Sequence[Record]) -> dict[str, list[float]]:
-    """By rung, of the runs that solved Pong."""
-    solved = grouped((record for record in records if record.solved), lambda r: r.script)
-    return {runs[0].script: [record.to_bar[1] for record in runs] for runs in solved}
 
 
 def drop_superseded(records: Sequence[Record]) -> tuple[list[Record], int]:
@@ -167,11 +152,6 @@ def fps_of(records: Sequence[Record]) -> list[float]:
     return [record.fps for record in records if record.fps is not None]
 
 
-def seeds_of(records: Sequence[Record]) -> str:
-    """Their seeds, each once."""
-    return in_rows({record.seed for record in records})
-
-
 def machines_of(records: Sequence[Record]) -> list[dict[str, Setting]]:
     """The machines of the runs, each once."""
     return list({record.place: record.machine for record in records}.values())
@@ -187,7 +167,7 @@ def describe(records: Sequence[Record]) -> list[str]:
     told += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'not told'}"
     names = [f"Machine {n}" for n in range(1, len(machines) + 1)] if machines[1:] else ["Machine"]
     described = [join_machine(machine) or "not told by the runs" for machine in machines]
-    return [*(f"{n}: {told}" for n, told in zip(names, described, strict=True)), told]
+    return [*(f"{name}: {one}" for name, one in zip(names, described, strict=True)), told]
 
 
 def row(
@@ -251,33 +231,28 @@ def fps_ratios(runs: Sequence[Record], records: Sequence[Record]) -> str:
     ratios = [ratio for one in runs if (ratio := fps_to_01(one, records)) is not None]
     if ratios or not fps_of(runs):
         return spread(ratios, 2 if max(ratios, default=0) < 10 else 1)
-    baselines = [record for record in records if record.script == BASELINE and record.fps]
-    return different_machine(runs[0], baselines) or "no 01 in that hour" * bool(baselines)
+    return elsewhere(runs[0], [r for r in records if r.script == BASELINE and r.fps], records)
 
 
 def minutes_ratio(runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -> str:
     """The median of their minutes against that of 01 with the settings most like theirs."""
-    baselines = [g for g in groups if g[0].script == BASELINE and went_the_whole_way(g)]
+    baselines = [g for g in groups if g[0].script == BASELINE and all(r.solved for r in g)]
     here = [group for group in baselines if group[0].machine == runs[0].machine]
     if not here:
-        return different_machine(runs[0], [group[0] for group in baselines])
+        records = [record for group in groups for record in group]
+        return elsewhere(runs[0], [group[0] for group in baselines], records)
     base = max(here, key=lambda group: alike(runs[0], group[0]))
-    if not all(record.solved for record in base):
-        return "01 did not solve"
     ours, theirs = ([minutes for _, minutes in ways_of(group)] for group in (runs, base))
     return bound(np.median, ours, [r.solved for r in runs], "{:.2f}", float(np.median(theirs)))
 
 
-def different_machine(run: Record, baselines: Sequence[Record]) -> str:
-    """What was different where 01 ran; nothing if it ran on the same machine, or not at all."""
-    differences = [
-        [n for n in (*HARDWARE, *LIBRARIES) if one.machine.get(n) != run.machine.get(n)]
-        for one in baselines
-    ]
-    if not differences or not all(differences):
-        return ""
-    nearest, names = min(zip(baselines, differences, strict=True), key=lambda pair: len(pair[1]))
-    return f"01 had {names[0]} {nearest.machine.get(names[0], 'none')}".replace(".0", "")
+def elsewhere(run: Record, baselines: Sequence[Record], records: Sequence[Record]) -> str:
+    """Why there is no run of 01 to compare with, if it was run at all."""
+    if any(one.machine == run.machine for one in baselines):
+        return "no 01 in that hour"
+    machines = machines_of(records)
+    numbers = {machines.index(one.machine) + 1 for one in baselines}
+    return f"01 ran on machine {in_rows(numbers)}" if numbers else ""
 
 
 def went_the_whole_way(runs: Sequence[Record]) -> bool:
