@@ -27,7 +27,7 @@ from benchmarks import Failed, charts
 from benchmarks.arguments import add_counts, add_out, add_training, suffix, where
 from benchmarks.ladder import choose
 from benchmarks.processes import output_of
-from benchmarks.profiled import MEASURED, PARTS, PLAYER, TIMED, TRAINER, WARM_UP
+from benchmarks.profiled import LAPS, MEASURED, PARTS, PLAYER, TRAINER, WARM_UP
 from benchmarks.report import here, output_folder, short_machine, write_csv, write_table
 from benchmarks.timing import chosen_device
 from lib.running.machine import describe_machine
@@ -61,13 +61,6 @@ class Worker(NamedTuple):
     name: str
     spans: list[Span]
 
-    def per_frame(self) -> dict[str, float]:
-        """Milliseconds per frame by part."""
-        spent = dict.fromkeys([*PARTS, REST], 0.0)
-        for part, begin, end in self.spans:
-            spent[part] += (end - begin) / self.frames
-        return {part: time for part, time in spent.items() if time}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
@@ -93,12 +86,17 @@ def run(args: argparse.Namespace) -> int:
         workers += take_apart(script, args, out / f"{script.stem}{suffix(args)}")
     machine = describe_machine(device)
     title = f"Where an iteration goes, on the {where(args)}"
-    rows = [
-        [w.rung, f"{w.fps:,.1f}", w.name, part, f"{ms:.3f}", f"{ms / sum(parts.values()):.1%}"]
-        for w in workers
-        for parts in [w.per_frame()]
-        for part, ms in parts.items()
-    ]
+    rows = []
+    for one in workers:
+        spent = dict.fromkeys([*PARTS, REST], 0.0)
+        for part, begin, end in one.spans:
+            spent[part] += (end - begin) / one.frames
+        whole = sum(spent.values())
+        rows += [
+            [one.rung, f"{one.fps:,.1f}", one.name, part, f"{ms:.3f}", f"{ms / whole:.1%}"]
+            for part, ms in spent.items()
+            if ms
+        ]
     notes = [
         here(machine),
         f"Seed 0, epsilon {args.epsilon:g}; FPS over {args.updates} updates after {WARM_UP} to "
@@ -113,8 +111,9 @@ def run(args: argparse.Namespace) -> int:
         (f"{w.rung}: {w.fps:,.0f} frames per second", w.name, list(first(args.milliseconds, w)))
         for w in workers
     ]
-    corner = short_machine(machine)
-    charts.time_line(out / f"timeline{suffix(args)}.png", lines, args.milliseconds, corner)
+    charts.time_line(
+        out / f"timeline{suffix(args)}.png", lines, args.milliseconds, short_machine(machine)
+    )
     spans = [[heading, who, *span] for heading, who, does in lines for span in does]
     header = ["rung", "who", "does", "begin_ms", "end_ms"]
     write_csv(out / f"timeline{suffix(args)}.csv", [header, *spans])
@@ -133,28 +132,22 @@ def take_apart(script: Path, args: argparse.Namespace, folder: Path) -> Iterator
     with tempfile.TemporaryDirectory() as runs:
         command = [sys.executable, "-c", START, str(folder), f"{args.updates}", script.name]
         output_of([*command, "--run-dir", runs, *flags, *args.rung_flags], script.stem)
-    if not (folder / TIMED).exists():
+    if not (folder / LAPS).exists():
         raise Failed(f"{script.stem} ended before {WARM_UP + 2 * args.updates} updates")
-    timed = json.loads((folder / TIMED).read_text())
-    fps, frames = timed["frames"] / timed["seconds"], round(timed["profiled_frames"])
+    (f0, t0), (f1, t1), (f2, _) = json.loads((folder / LAPS).read_text())
     threads = read_trace(folder / TRAINER)
-    ((window, main),) = [
-        ((span.begin, span.end), thread)
-        for thread, spans in threads.items()
-        for span in spans
-        if span.part == MEASURED
-    ]
-    workers = {"main process": [span for span in threads.pop(main) if span.part != MEASURED]}
-    others = [span for spans in threads.values() for span in spans]
+    main = next(n for n, spans in threads.items() if any(s.part == MEASURED for s in spans))
+    (window,) = (span for span in threads[main] if span.part == MEASURED)
+    workers = {"main process": [span for span in threads.pop(main) if span is not window]}
     if (folder / PLAYER).exists():
         (workers["player process"],) = read_trace(folder / PLAYER).values()
-    elif others:
-        workers["its threads"] = others
+    elif threads:
+        workers["its threads"] = [span for spans in threads.values() for span in spans]
     for name, spans in workers.items():
-        whole = list(innermost(spans, *window))
-        if name == "its threads":
-            whole = [span for span in whole if span.part != REST]  # they rest between the steps
-        yield Worker(script.stem, fps, frames, name, whole)
+        whole = innermost(spans, window.begin, window.end)
+        # Threads rest between the steps.
+        kept = [span for span in whole if name != "its threads" or span.part != REST]
+        yield Worker(script.stem, (f1 - f0) / (t1 - t0), f2 - f1, name, kept)
 
 
 def read_trace(file: Path) -> dict[int, list[Span]]:

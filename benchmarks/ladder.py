@@ -20,11 +20,10 @@ To choose a setting, many short runs say more than a few long ones:
     python -m benchmarks ladder --rungs 07 --solve --max-frames 400000 --vary gamma 0.97 0.99
     python -m benchmarks table runs/ladder --every 100000     reward by 100,000 frames
 
-A rung that needs what is not installed is left out. The table: python -m benchmarks table RUN_DIR
+A rung that refuses its flags, or lacks what it needs, is left out and says why.
 """
 
 import argparse
-import importlib.util
 import shlex
 import subprocess
 import sys
@@ -35,14 +34,13 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-import emulator
 from benchmarks import UserError
 from benchmarks.arguments import positive, seeds
 from benchmarks.processes import started
 from benchmarks.records import COMMIT
 from benchmarks.report import ROOT, commit
 
-BASELINE, CLUSTER, EMULATED = "01_baseline", "09_many_machines", "08_recompiled_pong"
+BASELINE = "01_baseline"
 FRAMES, REPLAY_INITIAL = 10_000, 2_000  # of a run for its FPS
 BESIDE_FRAMES = 4_000  # a minute on a machine on which 01 runs at 70 FPS
 SOLVE_FRAMES = 2_000_000  # a run that has not solved Pong by then counts as not solved
@@ -106,24 +104,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run what is not complete yet; 1 if a run failed."""
+    """Run what is not complete yet; 1 if a run failed, 2 if all rungs were left out."""
     jobs, run_dir = list(planned(args)), args.run_dir.resolve()
     done = {file.read_text(encoding="utf-8") for file in run_dir.glob(f"*/{DONE}")}
     wanted = [job for job in jobs if shlex.join(job.command) not in done]
     if len(wanted) < len(jobs):
         print(f"{len(jobs) - len(wanted)} of {len(jobs)} runs are complete in {run_dir} already")
-    failures = 0
+    codes, refused = [], set()
     # Smoothing 0: the time left follows from the whole suite, not from the last run alone.
     with tqdm(total=len(wanted), smoothing=0, unit="run", disable=None) as bar:
         for number, job in enumerate(wanted, start=1):
-            bar.set_description_str(str(job))
-            failed, told = run_job(job, run_dir, bar)
-            failures += failed
-            tqdm.write(f"[{number}/{len(wanted)}] {job}: {told}")
-            sys.stdout.flush()
+            if job.script not in refused:
+                bar.set_description_str(str(job))
+                code, told = run_job(job, run_dir, bar)
+                codes.append(code)
+                refused |= {job.script} if code == 2 else set()
+                tqdm.write(f"[{number}/{len(wanted)}] {job}: {told}")
+                sys.stdout.flush()
             bar.update()
     print(f"the table: python -m benchmarks table {args.run_dir}")
-    return 1 if failures else 0
+    if set(codes) == {2}:
+        return 2
+    return 1 if set(codes) - {0, 2} else 0
 
 
 def planned(args: argparse.Namespace) -> Iterator[Job]:
@@ -136,7 +138,7 @@ def planned(args: argparse.Namespace) -> Iterator[Job]:
         raise UserError("--held-out: this tree has changes that are not committed")
     if len(args.vary) == 1:
         raise UserError(f"--vary {args.vary[0]}: name the values, too")
-    scripts = installed(choose(args.rungs))
+    scripts = choose(args.rungs)
     cuda = ["--cuda"] * args.cuda
     wanted = HELD_OUT_SEEDS if args.held_out else [seed for some in args.seeds for seed in some]
     for seed in dict.fromkeys(wanted):
@@ -164,13 +166,9 @@ def varied_flag(name: str, value: str) -> list[str]:
     return [f"--{SWITCHES[value]}{name}"] if value in SWITCHES else [f"--{name}", value]
 
 
-def run_job(job: Job, run_dir: Path, bar: tqdm) -> tuple[bool, str]:
-    """Run a rung; whether it failed, and the line to tell.
-
-    Raises:
-        UserError: it refused its flags.
-    """
-    before, code, told = set(run_dir.glob("*/")), commit(), ""
+def run_job(job: Job, run_dir: Path, bar: tqdm) -> tuple[int, str]:
+    """Run a rung; its exit code, and the line to tell."""
+    before, commit_now, told = set(run_dir.glob("*/")), commit(), ""
     command = [sys.executable, *job.command, "--run-dir", str(run_dir)]
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         quiet = {"stdin": subprocess.DEVNULL, "stderr": errors}
@@ -180,20 +178,18 @@ def run_job(job: Job, run_dir: Path, bar: tqdm) -> tuple[bool, str]:
                 for line in program.stdout:
                     told = line.strip()
                     bar.set_postfix_str(told[:60])
-                exit_code = program.wait()
+                code = program.wait()
         finally:  # also of a run that is interrupted
             folders = set(run_dir.glob("*/")) - before
             for folder in folders:
-                (folder / COMMIT).write_text(f"{code}\n", encoding="utf-8")
+                (folder / COMMIT).write_text(f"{commit_now}\n", encoding="utf-8")
         errors.seek(0)
         said = (errors.read().strip().splitlines() or ["it said nothing"])[-1].strip()
-    if exit_code == 2:
-        raise UserError(f"{job}: {said}")
-    if exit_code:
-        return True, f"failed (exit code {exit_code}): {said}"
+    if code:
+        return code, f"{'left out' if code == 2 else f'failed (exit code {code})'}: {said}"
     for folder in folders:
         (folder / DONE).write_text(shlex.join(job.command), encoding="utf-8")
-    return False, told
+    return 0, told
 
 
 def find_rungs() -> dict[str, Path]:
@@ -208,20 +204,3 @@ def choose(beginnings: list[str]) -> list[Path]:
         if not any(name.startswith(beginning) for name in rungs):
             raise UserError(f"--rungs {beginning}: there are only {', '.join(rungs)}")
     return [path for name, path in rungs.items() if name.startswith(tuple(beginnings))]
-
-
-def installed(scripts: list[Path]) -> list[Path]:
-    """The rungs that can run here; the others are named."""
-    lacking = {script: problem for script in scripts if (problem := missing(script.stem))}
-    for script, problem in lacking.items():
-        print(f"{script.stem} is left out: {problem}")
-    if len(lacking) == len(scripts):
-        raise UserError("none of the rungs can run here")
-    return [script for script in scripts if script not in lacking]
-
-
-def missing(rung: str) -> str | None:
-    """What a rung needs and this machine has not, in one line; None if all is there."""
-    if rung == CLUSTER and importlib.util.find_spec("ray") is None:
-        return "Ray is not installed: pip install -r requirements-cluster.txt"
-    return emulator.missing() if rung == EMULATED else None

@@ -33,7 +33,7 @@ from lib.players.player import ExperienceQueue, Player
 
 WARM_UP = 20  # updates before anything is timed
 MEASURED = "measured"  # the name of what is profiled, as a whole
-TRAINER, PLAYER, TIMED = "trainer.json.gz", "player.json.gz", "timed.json"
+TRAINER, PLAYER, LAPS = "trainer.json.gz", "player.json.gz", "laps.json"
 # Part of an iteration -> the functions that do it, as (class, method). What one of them calls is
 # charged to the inner part alone. A rung uses some of them. ``update`` is what the engine calls.
 PARTS = {
@@ -107,11 +107,10 @@ class Profiled:
         """Play, in the player's process."""
         name_parts()
         profiler = new_profiler()
-        profiler.start()
         try:
-            self.play(*args)
+            with profiler:
+                self.play(*args)
         finally:
-            profiler.stop()
             profiler.export_chrome_trace(str(self.folder / PLAYER))
 
 
@@ -127,39 +126,33 @@ def main() -> None:
     name_parts()
     make_player, run_engine = Player.__init__, Engine.run
     profiler, measured = new_profiler(), record_function(MEASURED)
-    timed: dict[str, float] = {}
+    laps: list[tuple[int, float]] = []  # frames and seconds
 
-    def lap(engine: Engine, sign: int, what: str) -> None:
+    def lap(engine: Engine) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        timed[f"{what}frames"] = timed.get(f"{what}frames", 0) + sign * engine.state.frames
-        timed[f"{what}seconds"] = timed.get(f"{what}seconds", 0) + sign * perf_counter()
+        laps.append((engine.state.frames, perf_counter()))
+
+    def begin(engine: Engine) -> None:
+        lap(engine)
+        profiler.start()
+        measured.__enter__()
+
+    def end(engine: Engine) -> None:
+        lap(engine)
+        measured.__exit__(None, None, None)
+        profiler.stop()
+        profiler.export_chrome_trace(str(folder / TRAINER))
+        operators = profiler.key_averages().table("self_cpu_time_total", row_limit=20)
+        (folder / "operators.txt").write_text(operators)
+        (folder / LAPS).write_text(json.dumps(laps))
+        engine.terminate()
 
     def run(engine: Engine, *args: Any, **keywords: Any) -> Any:
         engine._process_function = named("update", engine._process_function)
-
-        @engine.on(Events.ITERATION_COMPLETED(once=WARM_UP))
-        def begin(engine: Engine) -> None:
-            lap(engine, -1, "")
-
-        @engine.on(Events.ITERATION_COMPLETED(once=WARM_UP + updates))
-        def middle(engine: Engine) -> None:
-            lap(engine, 1, "")
-            profiler.start()
-            lap(engine, -1, "profiled_")
-            measured.__enter__()
-
-        @engine.on(Events.ITERATION_COMPLETED(once=WARM_UP + 2 * updates))
-        def end(engine: Engine) -> None:
-            lap(engine, 1, "profiled_")
-            measured.__exit__(None, None, None)
-            profiler.stop()
-            profiler.export_chrome_trace(str(folder / TRAINER))
-            operators = profiler.key_averages().table("self_cpu_time_total", row_limit=20)
-            (folder / "operators.txt").write_text(operators)
-            (folder / TIMED).write_text(json.dumps(timed))
-            engine.terminate()
-
+        for number, handler in enumerate((lap, begin, end)):
+            at = Events.ITERATION_COMPLETED(once=WARM_UP + number * updates)
+            engine.add_event_handler(at, handler)
         return run_engine(engine, *args, **keywords)
 
     def make(self: Player, play: Callable[..., None], *args: Any, **keywords: Any) -> None:

@@ -2,7 +2,7 @@
 
 Every technique is a handful of ways to do one piece of work, timed by torch.utils.benchmark in
 turn and repeatedly, so that a machine that drifts slows all of them alike. The first way is what
-the others are compared with. What this machine cannot run is listed with the reason.
+the others are compared with.
 
     python -m benchmarks techniques
     python -m benchmarks techniques --only optimizer precision --batch-size 128
@@ -35,11 +35,8 @@ WARM_UP = 3  # calls before anything is timed: what is compiled or chosen by tri
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
-    names = list(TECHNIQUES)
-    text = f"techniques to measure: {', '.join(names)} (default: all)"
-    parser.add_argument(
-        "--only", nargs="+", choices=names, default=names, metavar="NAME", help=text
-    )
+    names, text = list(TECHNIQUES), "techniques to measure (default: all)"
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help=text)
     parser.add_argument("--cuda", action="store_true", help="measure on the GPU")
     counts = {
         "repeats": (7, "measurements of each way"),
@@ -60,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     for technique, task in tqdm(works, unit="technique", disable=None):
         make = partial(Learner, device, args.batch_size)
         ways = {name: partial(make, **how) for name, how in TECHNIQUES[technique][1].items()}
-        rows += measure(technique, task, ways, args.repeats, args.milliseconds / 1e3)
+        rows += [
+            [technique, task, *r] for r in measure(ways, task, args.repeats, args.milliseconds)
+        ]
     title = f"Techniques one by one, on the {'GPU' if args.cuda else 'CPU'}"
     notes = [
         here(describe_machine(device)),
@@ -71,44 +70,34 @@ def run(args: argparse.Namespace) -> int:
     header = ["technique", "work", "way", "ms", "gain"]
     path = out / f"techniques{'-cuda' if args.cuda else ''}"
     print(write_table(path, title, header, rows, notes))
-    print(f"written to {out}")
     return 0
 
 
 def measure(
-    technique: str,
-    task: str,
-    ways: dict[str, Callable[[], Any]],
-    repeats: int,
-    seconds: float,
+    ways: dict[str, Callable[[], Any]], task: str, repeats: int, milliseconds: int
 ) -> list[list[str]]:
-    """Time a method of what each way makes, in turn; the rows of the table.
+    """Time a method of what each way makes, in turn: rows of way, milliseconds, gain.
 
-    A way that cannot be built, or fails in its first calls, is left out: its row says why.
+    A way that fails in its first calls is left out, and its row says why.
     """
-    times: dict[str, list[float]] = {way: [] for way in ways}
     calls: dict[str, Callable[[], Any]] = {}
-    reasons: dict[str, str] = {}
+    told: dict[str, str] = {}
     for way, make in ways.items():
         try:
             call = getattr(make(), task)
             for _ in range(WARM_UP):
                 call()
             calls[way] = call
-        except Exception as error:  # whatever it is, the other ways can go on
-            reasons[way] = f"not run: {' '.join(str(error).split())[:160]}"
+        except Exception as error:  # no compiler, for example: the other ways can go on
+            told[way] = f"not run: {' '.join(str(error).split())[:160]}"
+    times: dict[str, list[float]] = {way: [] for way in ways}
     for repeat in range(repeats):
         first = repeat % max(len(calls), 1)  # another one begins every time
         for way in [*calls][first:] + [*calls][:first]:
-            times[way].append(1e3 * seconds_per_call(calls[way], seconds))
+            times[way].append(1e3 * seconds_per_call(calls[way], milliseconds / 1e3))
     base = next(iter(times.values()))
-    return [
-        [
-            *(technique, task, way, reasons.get(way) or spread(spent, 3)),
-            spread([one / other for one, other in zip(base, spent, strict=False)], 2),
-        ]
-        for way, spent in times.items()
-    ]
+    gains = {way: [one / own for one, own in zip(base, times[way], strict=False)] for way in ways}
+    return [[way, told.get(way) or spread(times[way], 3), spread(gains[way], 2)] for way in ways]
 
 
 class Learner:
@@ -117,50 +106,29 @@ class Learner:
     Args:
         device: where it learns.
         batch_size: transitions of an update.
-        dtype: of autocast, if it works under that.
-        scale: keep float16 gradients from vanishing.
-        channels_last: the memory format of convolutions.
+        network: makes the network.
         compiled: changes the networks, but not the update; 06 compiles that.
-        copies: batches come from the CPU: "pageable" memory, or "pinned" without waiting.
+        dtype: of autocast; None: float32.
         adam: how it goes through its parameters.
-
-    Raises:
-        RuntimeError: this works on a GPU alone.
     """
 
     def __init__(
         self,
         device: torch.device,
         batch_size: int,
-        dtype: torch.dtype | None = None,
-        scale: bool = False,
-        channels_last: bool = True,
+        network: Callable[..., nn.Module] = DQN,
         compiled: Callable[[nn.Module], Any] = lambda network: network,
-        copies: str = "",
+        dtype: torch.dtype | None = None,
         **adam: bool,
     ) -> None:
-        if (scale or copies) and device.type != "cuda":
-            raise RuntimeError("without --cuda")
-        self.device, self.dtype, self.pinned = device, dtype, copies == "pinned"
         torch.manual_seed(0)  # the same weights and batches for every way
-        network = (DQN if channels_last else ChannelsFirst)(SHAPE, ACTIONS).to(device)
-        adam = adam or {"fused": True}  # as the rungs do
-        self.optimizer = torch.optim.Adam(network.parameters(), 1e-4, **adam)
-        self.net, self.target = compiled(network), compiled(copy.deepcopy(network))
-        self.scaler = torch.amp.GradScaler(device.type, enabled=scale)
+        net, adam = network(SHAPE, ACTIONS).to(device), adam or {"fused": True}  # as the rungs do
+        self.optimizer = torch.optim.Adam(net.parameters(), 1e-4, **adam)
+        self.net, self.target = compiled(net), compiled(copy.deepcopy(net))
         batches = [random_batch(batch_size) for _ in range(DIFFERENT_BATCHES)]
-        if self.pinned:
-            batches = [Batch(*(tensor.pin_memory() for tensor in batch)) for batch in batches]
-        self.batches = cycle(batches if copies else map(self.copied, batches))
+        self.batches = cycle(Batch(*(tensor.to(device) for tensor in one)) for one in batches)
+        self.autocast = partial(torch.autocast, device.type, dtype, enabled=dtype is not None)
         self.update()  # gradients to step with
-
-    def copied(self, batch: Batch) -> Batch:
-        """A batch on the device."""
-        return Batch(*(tensor.to(self.device, non_blocking=self.pinned) for tensor in batch))
-
-    def copy(self) -> None:
-        """Copy a batch to the device."""
-        self.copied(next(self.batches))
 
     def forward(self) -> None:
         """Value the states of a batch, without gradients."""
@@ -169,7 +137,7 @@ class Learner:
 
     def update(self) -> None:
         """What a rung does with a batch."""
-        batch = self.copied(next(self.batches))
+        batch = next(self.batches)
         # New rewards every time: on batches learned by heart the gradients become denormal
         # numbers, which are slow.
         batch = batch._replace(rewards=torch.randn_like(batch.rewards))
@@ -178,17 +146,12 @@ class Learner:
             with torch.no_grad():
                 next_q = self.target(batch.next_states)
             loss = bellman_loss(self.net(batch.states), next_q, batch, 0.99)
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        loss.backward()
+        self.optimizer.step()
 
     def step(self) -> None:
         """Adam alone, with the gradients of the last update."""
         self.optimizer.step()
-
-    def autocast(self) -> torch.autocast:
-        """The precision that was asked for."""
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
 
 
 class ChannelsFirst(DQN):
@@ -217,21 +180,12 @@ def torch_script(network: nn.Module) -> Any:
 
 
 # Technique -> the methods of a learner that are timed, and how the learner is made in each way.
+BOTH = ("forward", "update")
 TECHNIQUES: dict[str, tuple[tuple[str, ...], dict[str, dict[str, Any]]]] = {
-    "memory-format": (
-        ("forward", "update"),
-        {"contiguous": {"channels_last": False}, "channels-last": {}},
-    ),
-    "precision": (
-        ("forward", "update"),
-        {
-            "float32 (on a GPU with TF32)": {},
-            "bfloat16 autocast": {"dtype": torch.bfloat16},
-            "float16 autocast, scaled": {"dtype": torch.float16, "scale": True},
-        },
-    ),
+    "memory-format": (BOTH, {"contiguous": {"network": ChannelsFirst}, "channels-last": {}}),
+    "precision": (BOTH, {"float32": {}, "bfloat16 autocast": {"dtype": torch.bfloat16}}),
     "compilation": (
-        ("forward", "update"),
+        BOTH,
         {
             "eager": {},
             "TorchScript": {"compiled": torch_script},
@@ -244,13 +198,6 @@ TECHNIQUES: dict[str, tuple[tuple[str, ...], dict[str, dict[str, Any]]]] = {
             "tensor by tensor": {"foreach": False, "fused": False},
             "foreach": {"foreach": True},
             "fused": {"fused": True},
-        },
-    ),
-    "copies": (
-        ("copy", "update"),
-        {
-            "pageable": {"copies": "pageable"},
-            "pinned, non-blocking": {"copies": "pinned"},
         },
     ),
 }
