@@ -192,4 +192,4 @@ def first(milliseconds: float, worker: Worker) -> Iterator[tuple[str, float, flo
     for part, begin, end in worker.spans:
         if begin < milliseconds:
             activity = ACTIVITIES.get(part, OTHER)
-            yield activity, round(begin, 3), round(min(end, milliseconds), 3)
+            yield activity, round(begin, 3), min(round(end, 3), float(milliseconds))

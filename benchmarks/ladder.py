@@ -53,17 +53,17 @@ SWITCHES = {"on": "", "off": "no-"}  # --vary max-pool off on
 class Job(NamedTuple):
     """One run that is wanted."""
 
-    script: str
+    script: Path
     length: list[str]  # flags
     others: list[str]  # the flags that tell it from other jobs
 
     def __str__(self) -> str:
-        return shlex.join([self.script.removesuffix(".py"), *self.others])
+        return shlex.join([self.script.stem, *self.others])
 
     @property
-    def command(self) -> list[str]:
-        """The rung's file and its flags."""
-        return [self.script, *self.length, *self.others]
+    def text(self) -> str:
+        """All that makes the run."""
+        return shlex.join([self.script.name, *self.length, *self.others])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     """Run what is not complete yet; 1 if a run failed, 2 if all rungs were left out."""
     jobs, run_dir = list(planned(args)), args.run_dir.resolve()
     done = {file.read_text(encoding="utf-8") for file in run_dir.glob(f"*/{DONE}")}
-    wanted = [job for job in jobs if shlex.join(job.command) not in done]
+    wanted = [job for job in jobs if job.text not in done]
     if len(wanted) < len(jobs):
         print(f"{len(jobs) - len(wanted)} of {len(jobs)} runs are complete in {run_dir} already")
     codes, refused = [], set()
@@ -145,13 +145,13 @@ def planned(args: argparse.Namespace) -> Iterator[Job]:
         ends = ["--seed", str(seed)]
         if args.beside_01:
             script = find_rungs()[BASELINE]
-            yield Job(script.name, for_fps(script, BESIDE_FRAMES), [*cuda, *ends])
+            yield Job(script, for_fps(script, BESIDE_FRAMES), [*cuda, *ends])
         for script in scripts:
             length = for_fps(script, args.frames)
             if args.solve:
                 length = ["--max-frames", str(args.max_frames or SOLVE_FRAMES)]
             for varied in [varied_flag(args.vary[0], v) for v in args.vary[1:]] or [[]]:
-                yield Job(script.name, length, [*cuda, *varied, *args.rung_flags, *ends])
+                yield Job(script, length, [*cuda, *varied, *args.rung_flags, *ends])
 
 
 def for_fps(script: Path, frames: int) -> list[str]:
@@ -169,11 +169,13 @@ def varied_flag(name: str, value: str) -> list[str]:
 def run_job(job: Job, run_dir: Path, bar: tqdm) -> tuple[int, str]:
     """Run a rung; its exit code, and the line to tell."""
     before, commit_now, told = set(run_dir.glob("*/")), commit(), ""
-    command = [sys.executable, *job.command, "--run-dir", str(run_dir)]
+    flags = [*job.length, *job.others, "--run-dir", str(run_dir)]
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         quiet = {"stdin": subprocess.DEVNULL, "stderr": errors}
         try:
-            with started(command, stdout=subprocess.PIPE, **quiet) as program:
+            with started(
+                [sys.executable, job.script, *flags], stdout=subprocess.PIPE, **quiet
+            ) as program:
                 assert program.stdout is not None
                 for line in program.stdout:
                     told = line.strip()
@@ -188,7 +190,7 @@ def run_job(job: Job, run_dir: Path, bar: tqdm) -> tuple[int, str]:
     if code:
         return code, f"{'left out' if code == 2 else f'failed (exit code {code})'}: {said}"
     for folder in folders:
-        (folder / DONE).write_text(shlex.join(job.command), encoding="utf-8")
+        (folder / DONE).write_text(job.text, encoding="utf-8")
     return 0, told
 
 

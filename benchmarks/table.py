@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     for runs in groups:
         name = label(runs[0], groups)
         rows.append(row(name, runs, groups, edges))
-        names[name + f", machine {rows[-1]['machine']}" * bool(rows[-1]["machine"])] = runs
+        machine = f", machine {rows[-1]['machine']}" * bool(rows[-1]["machine"])
+        names.setdefault(name + machine, []).extend(runs)
         if args.every and len(runs) > 1:
             rows += [row(name, [one], groups, edges) for one in runs]
     header = [name for name in rows[0] if any(cells[name] for cells in rows)]
