@@ -13,7 +13,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from benchmarks import Failed, UserError
 
@@ -29,7 +29,10 @@ COMMANDS = {
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are one line, and whose help keeps its lines."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **how)
 
     def error(self, message: str) -> NoReturn:
         """End the program with exit code 2."""
@@ -40,17 +43,11 @@ def main(argv: Sequence[str]) -> int:
     """Run a subcommand; returns the exit code."""
     end = argv.index("--") if "--" in argv else len(argv)
     argv, rung_flags = list(argv[:end]), list(argv[end + 1 :])  # what follows is for the rungs
-    parser = OneLineParser(
-        prog="python -m benchmarks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = OneLineParser(prog="python -m benchmarks", description=__doc__)
     subparsers = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", required=True)
     module = None
     for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(
-            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        subparser = subparsers.add_parser(name, help=summary)
         if argv[:1] == [name]:
             module = importlib.import_module(f"benchmarks.{name}")
             subparser.description = module.__doc__

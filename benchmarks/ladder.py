@@ -17,7 +17,7 @@ was in that hour:
 
 To choose a setting, many short runs say more than a few long ones:
 
-    python -m benchmarks ladder --rungs 07 --solve --max-frames 400000 --vary gamma 0.97 0.99
+    python -m benchmarks ladder --rungs 07 --solve --vary gamma 0.97 0.99 -- --max-frames 400000
     python -m benchmarks table runs/ladder --every 100000     reward by 100,000 frames
 
 A rung that refuses its flags, or lacks what it needs, is left out and says why.
@@ -79,10 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(--epsilon-frames 1), because a random action costs no forward pass (default: %(default)s)"
     )
     length.add_argument("--frames", type=positive, default=FRAMES, metavar="N", help=text)
-    text = "run until Pong is solved, or until --max-frames"
+    text = f"run until Pong is solved, or for {SOLVE_FRAMES} frames (or -- --max-frames N)"
     length.add_argument("--solve", action="store_true", help=text)
-    text = f"with --solve: stop after N frames; it counts as not solved (default: {SOLVE_FRAMES})"
-    parser.add_argument("--max-frames", type=positive, metavar="N", help=text)
     which = parser.add_mutually_exclusive_group()
     text = "as 0 1 2 or 0-9; settings are chosen with those below 100 (default: 0-2)"
     first = [[0, 1, 2]]
@@ -130,8 +128,6 @@ def run(args: argparse.Namespace) -> int:
 
 def planned(args: argparse.Namespace) -> Iterator[Job]:
     """The runs that are wanted, in their order."""
-    if args.max_frames and not args.solve:
-        raise UserError("--max-frames is for --solve; without it, --frames is the length of a run")
     if not args.solve and args.frames <= REPLAY_INITIAL:
         raise UserError(f"--frames {args.frames} leaves nothing to train after {REPLAY_INITIAL}")
     if args.held_out and commit().endswith("-dirty"):
@@ -149,7 +145,7 @@ def planned(args: argparse.Namespace) -> Iterator[Job]:
         for script in scripts:
             length = for_fps(script, args.frames)
             if args.solve:
-                length = ["--max-frames", str(args.max_frames or SOLVE_FRAMES)]
+                length = ["--max-frames", str(SOLVE_FRAMES)]
             for varied in [varied_flag(args.vary[0], v) for v in args.vary[1:]] or [[]]:
                 yield Job(script, length, [*cuda, *varied, *args.rung_flags, *ends])
 

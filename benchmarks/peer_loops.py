@@ -36,13 +36,10 @@ Tensors = tuple[torch.Tensor, ...]  # states, actions, rewards, terminated, next
 class Net(nn.Sequential):
     """The Nature DQN network."""
 
-    def __init__(self, n_actions: int) -> None:
-        super().__init__(
-            *(nn.Conv2d(4, 32, 8, 4), nn.ReLU()),
-            *(nn.Conv2d(32, 64, 4, 2), nn.ReLU()),
-            *(nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten()),
-            *(nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, n_actions)),
-        )
+    def __init__(self) -> None:
+        layers = nn.Conv2d(4, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)
+        seen = [part for layer in layers for part in (layer, nn.ReLU())]
+        super().__init__(*seen, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 6))
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
         """Value the actions."""
@@ -59,7 +56,7 @@ class Learner:
 
     def __init__(self, args: argparse.Namespace, clip: float | None = None) -> None:
         self.args, self.clip, self.updates = args, clip, 0
-        self.net = Net(6).to(args.device)
+        self.net = Net().to(args.device)
         self.target = copy.deepcopy(self.net)
         self.optimizer = torch.optim.Adam(self.net.parameters(), LEARNING_RATE)
 
@@ -88,14 +85,14 @@ class Learner:
         while frames < self.args.frames:
             frames += play()
             self.update(sample())
-        print_rate(self.args, frames, begin)
+        print(frames / (now(self.args) - begin))
 
 
-def print_rate(args: argparse.Namespace, frames: int, begin: float) -> None:
-    """Print frames per second since a moment."""
+def now(args: argparse.Namespace) -> float:
+    """The time in seconds, once the GPU has done what it was given."""
     if args.cuda:
         torch.cuda.synchronize()
-    print(frames / (time.perf_counter() - begin))
+    return time.perf_counter()
 
 
 def ptan_source(envs: int, net: nn.Module, args: argparse.Namespace) -> Any:
@@ -121,37 +118,30 @@ def ptan(args: argparse.Namespace) -> None:
     """Play in ``--envs`` environments in turn, or with ``--parallel`` in a process."""
     from ptan.experience import ExperienceReplayBuffer
 
-    learner = Learner(args)
-    batch_size = 32 * (STEPS if args.parallel else args.envs)
+    learner, steps = Learner(args), STEPS if args.parallel else args.envs
     if args.parallel:
         context = multiprocessing.get_context("spawn")
         queue = context.Queue(maxsize=QUEUE_SIZE)
         play_args = learner.net.share_memory(), queue, args
-        player = context.Process(target=ptan_play, args=play_args, daemon=True)
-        player.start()
-        buffer = ExperienceReplayBuffer(None, REPLAY_SIZE)
-        for _ in range(args.replay_initial):
+        context.Process(target=ptan_play, args=play_args, daemon=True).start()
+    source = None if args.parallel else ptan_source(args.envs, learner.net, args)
+    buffer = ExperienceReplayBuffer(source, REPLAY_SIZE)
+
+    def receive(count: int = 1) -> int:
+        """At least so many frames, and what else is there, as the rung does."""
+        taken = 0
+        while taken < count or (taken < QUEUE_SIZE and not queue.empty()):
             buffer._add(queue.get())
-    else:
-        source = ptan_source(args.envs, learner.net, args)
-        buffer = ExperienceReplayBuffer(source, REPLAY_SIZE)
-        buffer.populate(args.replay_initial)
+            taken += 1
+        return taken
 
-    def receive() -> int:
-        new = [queue.get()]  # at least one, then what is there, as the rung does
-        while len(new) < QUEUE_SIZE and not queue.empty():
-            new.append(queue.get())
-        for experience in new:
-            buffer._add(experience)
-        return len(new)
-
-    def play() -> int:
-        buffer.populate(args.envs)
+    def play(count: int = args.envs) -> int:
+        buffer.populate(count)
         source.pop_rewards_steps()
-        return args.envs
+        return count
 
     def sample() -> Tensors:
-        batch = buffer.sample(batch_size)
+        batch = buffer.sample(32 * steps)
         last = [e.state if e.last_state is None else e.last_state for e in batch]
         return (
             torch.as_tensor(np.asarray([e.state for e in batch])),
@@ -161,10 +151,9 @@ def ptan(args: argparse.Namespace) -> None:
             torch.as_tensor(np.asarray(last)),
         )
 
-    learner.measure(receive if args.parallel else play, sample)
-    if args.parallel:
-        player.kill()
-        player.join()
+    more = receive if args.parallel else play
+    more(args.replay_initial)
+    learner.measure(more, sample)
 
 
 def cleanrl(args: argparse.Namespace) -> None:
@@ -241,7 +230,7 @@ def sb3(args: argparse.Namespace) -> None:
     begin, filled = time.perf_counter(), model.num_timesteps
     with autocast(args):  # it has no such switch, so around all it does
         model.learn(args.frames, log_interval=silent, reset_num_timesteps=False)
-    print_rate(args, model.num_timesteps - filled, begin)
+    print((model.num_timesteps - filled) / (now(args) - begin))
 
 
 def main() -> None:

@@ -94,13 +94,10 @@ def run(args: argparse.Namespace) -> int:
         f"Seeds 0 to {args.rounds - 1}, one per round, everybody in turn; {args.frames:,} frames "
         f"after filling the replay buffer with {args.replay_initial:,}; epsilon {args.epsilon:g}",
         "Medians (and their range); the ratio is taken round by round",
-        "Everybody's own wrappers and replay buffer. ptan's in a loop of ours, with a "
-        "multiprocessing.Queue of 8 where the player has its process; it waits for at least "
-        "one new frame per update, as the rung does",
-        "Stable-Baselines3 uses the smooth L1 loss and clips gradients, and has no loop with "
-        "a player process; with --amp, autocast is around all it does",
-        "An update for four frames: four environments here, one that plays four frames there; "
-        "CleanRL's settings in a loop of ours with Stable-Baselines3's wrappers and buffer",
+        "Everybody's own wrappers and replay buffer; loops of ours for ptan (a Queue of 8 where "
+        "the player has its process) and CleanRL's settings (Stable-Baselines3's buffer)",
+        "Stable-Baselines3 uses the smooth L1 loss and clips gradients; with --amp, autocast is "
+        "around all it does. An update for four frames: four environments here, one there",
     ]
     title = f"The same work on this ladder and its peers, on the {where(args)}"
     header = ["work", "who", "FPS", "the ladder is faster by (x)"]

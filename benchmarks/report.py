@@ -24,15 +24,8 @@ def write_table(
 ) -> str:
     """Write a table as Markdown, with its title and notes, and as bare CSV.
 
-    Args:
-        path_without_suffix: ``.md`` and ``.csv`` are appended; missing folders are made.
-        title: the heading of the Markdown file.
-        header: the names of the columns, with their units.
-        rows: the cells as they should read.
-        notes: a line each above the table: the machine, the seeds, what to know.
-
-    Returns:
-        The Markdown, to be printed.
+    The rows have the cells as they should read; the notes are a line each, above the table.
+    Missing folders are made. Returns the Markdown, to be printed.
     """
     path_without_suffix.parent.mkdir(parents=True, exist_ok=True)
     table = [header, ["---"] * len(header), *rows]
@@ -102,9 +95,7 @@ def in_rows(numbers: Iterable[int]) -> str:
 def spread(values: Sequence[float], digits: int | None = None) -> str:
     """Median, and the range where there is one: ``38.2 (37.0 to 39.1)``.
 
-    Args:
-        values: of repeated runs; none: an empty text.
-        digits: behind the point; None: one, none for medians of 100 and more.
+    ``digits`` are those behind the point; None: one, none for medians of 100 and more.
     """
     if not values:
         return ""

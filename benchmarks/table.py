@@ -214,7 +214,7 @@ def row(
     if not edges:
         return cells
     columns = [f"{at // 1_000:,}-{(at + edges.step) // 1_000:,}" for at in edges]
-    curves = [held(learning_curve(one, edges), one.solved and len(runs) > 1) for one in runs]
+    curves = [learning_curve(one, edges, hold=len(runs) > 1) for one in runs]
     return cells | dict(zip(columns, map(shown, zip(*curves, strict=True)), strict=True))
 
 
@@ -243,8 +243,9 @@ def minutes_ratio(runs: Sequence[Record], groups: Sequence[Sequence[Record]]) ->
         records = [record for group in groups for record in group]
         return elsewhere(runs[0], [group[0] for group in baselines], records)
     base = max(here, key=lambda group: alike(runs[0], group[0]))
-    ours, theirs = ([minutes for _, minutes in ways_of(group)] for group in (runs, base))
-    return bound(np.median, ours, [r.solved for r in runs], "{:.2f}", float(np.median(theirs)))
+    theirs = median(minutes for _, minutes in ways_of(base))
+    ratios = [minutes / theirs for _, minutes in ways_of(runs)]
+    return bound(np.median, ratios, [record.solved for record in runs], "{:.2f}")
 
 
 def elsewhere(run: Record, baselines: Sequence[Record], records: Sequence[Record]) -> str:
@@ -263,18 +264,19 @@ def went_the_whole_way(runs: Sequence[Record]) -> bool:
 
 
 def ways_of(runs: Sequence[Record]) -> list[tuple[float, float]]:
-    """The frames and minutes of each run: to the bar, or of one for its FPS, all of them."""
-    whole_way = went_the_whole_way(runs)
-    return [way_to_solve(one) if whole_way else (one.frames, one.minutes) for one in runs]
+    """The frames and minutes of each run: to the bar, or of one for its FPS, all of them.
 
-
-def way_to_solve(record: Record) -> tuple[float, float]:
-    """Frames and minutes to the bar; if the run did not solve Pong, as many as to its limit."""
-    if record.solved:
-        return record.to_bar
-    limit = float(record.settings.get("max_frames", 0)) or SOLVE_FRAMES
-    frames = max(limit, record.frames)
-    return frames, record.minutes * (frames / record.frames if record.frames else 1.0)
+    One that was to solve Pong, and did not, counts as if at its limit, at its own speed.
+    """
+    if not went_the_whole_way(runs):
+        return [(one.frames, one.minutes) for one in runs]
+    ways = []
+    for one in runs:
+        limit = float(one.settings.get("max_frames", 0)) or SOLVE_FRAMES
+        frames = max(limit, one.frames)
+        minutes = one.minutes * (frames / one.frames if one.frames else 1.0)
+        ways.append(one.to_bar if one.solved else (frames, minutes))
+    return ways
 
 
 def summary(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
@@ -297,20 +299,17 @@ def bound(
     values: Sequence[float],
     certain: Sequence[bool],
     form: str,
-    unit: float = 1.0,
 ) -> str:
     """A statistic; with ">" unless it stays what it is however late the other runs would be."""
-    known = np.array(values, float) / unit
-    latest = np.where(certain, known, np.inf)
-    sure = statistic(known) == statistic(latest)
+    known = np.array(values, float)
+    sure = statistic(known) == statistic(np.where(certain, known, np.inf))
     return ("" if sure else "> ") + form.format(statistic(known))
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """The mean over the last axis, the runs, without the lowest and the highest quarter.
+    """The mean over the last axis, the runs, without its lowest and highest quarter.
 
-    Quarters are rounded down to whole runs. A median of few runs jumps from one to the next, and a
-    mean follows a single unlucky one.
+    Quarters are rounded down to whole runs.
     """
     ordered = np.sort(values, axis=-1)
     quarter = ordered.shape[-1] // 4
@@ -322,9 +321,8 @@ def bootstrap_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> tu
 
     The resamples are always the same. An end is the value of a resample, never between two of them.
     """
-    drawn = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
-    outside = (1 - confidence) / 2
-    means, ends = interquartile_mean(drawn), [outside, 1 - outside]
+    means = interquartile_mean(np.random.default_rng(0).choice(values, (RESAMPLES, len(values))))
+    ends = (1 - confidence) / 2, (1 + confidence) / 2
     low, high = np.quantile(means, ends, method="inverted_cdf").tolist()
     return low, high
 
@@ -355,18 +353,16 @@ def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
     return run.fps / near.fps
 
 
-def learning_curve(record: Record, edges: range) -> list[Column | None]:
-    """The games that ended between two edges; None where there was none."""
+def learning_curve(record: Record, edges: range, hold: bool) -> list[Column | None]:
+    """The games that ended between two edges; None where there was none.
+
+    If the curve is to ``hold`` and the run solved Pong, its last column fills the rest.
+    """
     number = (record.curves.frames - 1) // edges.step  # game -> column; it ends with its last frame
+    last = number[-1] if hold and record.solved and len(number) else len(edges)
+    games = [number == min(column, last) for column in range(len(edges))]
     reward, steps = record.curves.reward, record.curves.steps
-    columns = (number == column for column in range(len(edges)))
-    return [(reward[c].mean(), steps[c].mean()) if c.any() else None for c in columns]
-
-
-def held(curve: Sequence[Column | None], solved: bool) -> list[Column | None]:
-    """The curve; if the run solved Pong, its last column fills the rest."""
-    last = max((i for i, column in enumerate(curve) if column), default=0)
-    return [curve[last] if solved and i > last else column for i, column in enumerate(curve)]
+    return [(reward[one].mean(), steps[one].mean()) if one.any() else None for one in games]
 
 
 def shown(columns: Sequence[Column | None]) -> str:

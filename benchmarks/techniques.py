@@ -10,7 +10,6 @@ the others are compared with.
 
 import argparse
 import copy
-import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
@@ -50,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure the techniques, write the table."""
     device, out = chosen_device(args.cuda), output_folder(args.out)
-    warnings.filterwarnings("ignore", category=DeprecationWarning)  # of TorchScript
     prepare_torch(seed=0)
     works = [(name, task) for name in args.only for task in TECHNIQUES[name][0]]
     rows = []
@@ -60,16 +58,15 @@ def run(args: argparse.Namespace) -> int:
         rows += [
             [technique, task, *r] for r in measure(ways, task, args.repeats, args.milliseconds)
         ]
-    title = f"Techniques one by one, on the {'GPU' if args.cuda else 'CPU'}"
     notes = [
         here(describe_machine(device)),
         f"Seed 0, updates of {args.batch_size}; {args.repeats} measurements of "
         f"{args.milliseconds} ms, in turn: medians (and ranges)",
         "Gain: how many times as fast as the first way, measurement by measurement",
     ]
+    title = f"Techniques one by one, on {device}"
     header = ["technique", "work", "way", "ms", "gain"]
-    path = out / f"techniques{'-cuda' if args.cuda else ''}"
-    print(write_table(path, title, header, rows, notes))
+    print(write_table(out / f"techniques-{device}", title, header, rows, notes))
     return 0
 
 
@@ -173,25 +170,12 @@ def random_batch(size: int) -> Batch:
     return Batch(states, actions, torch.randn(size), torch.rand(size) < 0.01, next_states)
 
 
-def torch_script(network: nn.Module) -> Any:
-    """The network, traced."""
-    device = next(network.parameters()).device
-    return torch.jit.trace(network, torch.zeros((1, *SHAPE), dtype=torch.uint8, device=device))
-
-
 # Technique -> the methods of a learner that are timed, and how the learner is made in each way.
 BOTH = ("forward", "update")
 TECHNIQUES: dict[str, tuple[tuple[str, ...], dict[str, dict[str, Any]]]] = {
     "memory-format": (BOTH, {"contiguous": {"network": ChannelsFirst}, "channels-last": {}}),
     "precision": (BOTH, {"float32": {}, "bfloat16 autocast": {"dtype": torch.bfloat16}}),
-    "compilation": (
-        BOTH,
-        {
-            "eager": {},
-            "TorchScript": {"compiled": torch_script},
-            "torch.compile": {"compiled": torch.compile},
-        },
-    ),
+    "compilation": (BOTH, {"eager": {}, "torch.compile": {"compiled": torch.compile}}),
     "optimizer": (
         ("step", "update"),
         {

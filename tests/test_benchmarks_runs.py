@@ -123,7 +123,6 @@ def test_a_ladder_that_is_asked_to_end_ends_its_rung(number: signal.Signals, tmp
         ("ladder --rungs 99", "--rungs 99"),
         ("ladder --frames 100", "nothing to train"),
         ("ladder --seeds 9-0", "not a seed"),
-        ("ladder --max-frames 9000", "--max-frames is for --solve"),
         ("ladder --vary envs", "name the values"),
         ("ladder --held-out", "changes that are not committed"),
         ("peers --python none", "requirements-peers.txt"),
