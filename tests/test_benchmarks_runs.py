@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,21 +58,11 @@ def test_seeds_run_through_all_rungs_and_values(rungs, tmp_path, capsys) -> None
     flags = ["--solve", "--seeds", "5-6", "6", "--vary", "max-pool", "off", "on", "--beside-01"]
     folder = ["--run-dir", str(tmp_path / "runs")]
     assert main(["ladder", "--rungs", "02", "07", *flags, *folder, "--", "--amp"]) == 0
-    runs = [line.split("] ")[1] for line in capsys.readouterr().out.splitlines()[:-1]]
-    fps = "--max-frames 4000 --epsilon-frames 1 --replay-initial 2000"
-    assert runs == [
-        told
-        for seed in (5, 6)
-        for told in (
-            f"01_baseline --seed {seed}: {fps} --seed {seed}",
-            *(
-                f"{rung} --{no}max-pool --amp --seed {seed}: "
-                f"--max-frames 2000000 --{no}max-pool --amp --seed {seed}"
-                for rung in ("02_n_envs", "07_speedrun")
-                for no in ("no-", "")
-            ),
-        )
-    ]
+    runs = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()[:-1]]
+    solve = [f"--max-frames 2000000 --{no}max-pool --amp" for no in ("no-", "")]
+    beside = "--max-frames 4000 --epsilon-frames 1 --replay-initial 2000"
+    told = (beside, *solve, *solve)  # two rungs
+    assert runs == [f"{flags} --seed {seed}" for seed in (5, 6) for flags in told]
 
 
 def test_a_rung_that_fails_or_lacks_something_is_told_and_the_others_go_on(
@@ -186,20 +178,13 @@ def test_breakdown_of_written_traces(tmp_path, monkeypatch) -> None:
 def test_ways_take_turns_and_a_failing_one_is_left_out() -> None:
     calls: list[str] = []
 
-    class Way:
-        def __init__(self, name: str) -> None:
-            self.name = name
+    def way(name: str) -> SimpleNamespace:
+        return SimpleNamespace(work=lambda: calls.append(name) or 1 / (name != "broken"))
 
-        def work(self) -> None:
-            calls.append(self.name)
-            if self.name == "broken":
-                raise RuntimeError("no such\nthing")
-
-    ways = {name: lambda name=name: Way(name) for name in ("a", "broken", "b")}
-    first, broken, other = techniques.measure(ways, "work", repeats=3, milliseconds=1)
+    ways = {name: partial(way, name) for name in ("a", "broken", "b")}
+    first, broken, _ = techniques.measure(ways, "work", repeats=3, milliseconds=1)
     assert first[::2] == ["a", "1.00"]
-    assert broken == ["broken", "not run: no such thing", ""]
-    assert float(other[2].split()[0]) > 0
+    assert broken == ["broken", "not run: division by zero", ""]
     turns = [a for a, b in zip(calls, [*calls[1:], ""], strict=True) if a != b]
     assert turns == ["a", "broken", "b", "a", "b", "a", "b"]
 

@@ -83,36 +83,30 @@ def column(table: dict[str, dict[str, str]], name: str) -> list[str]:
 
 def test_medians_ranges_and_both_ratios_to_01(tmp_path: Path) -> None:
     for seed, (minutes, fps) in enumerate([(100, 150), (120, 160), (90, 170)]):
-        solved_run(tmp_path, "01_baseline", seed, minutes, fps)
+        run = solved_run(tmp_path, "01_baseline", seed, minutes, fps)
+    (run / "calibration.json").write_text('{"commit": "5d6e7f8"}')  # of older runs
     for seed, (minutes, fps) in enumerate([(50, 320), (60, 310), (40, 330)]):
         games = (18 + seed, 20 + seed)
         run = solved_run(tmp_path, "03_parallel", seed, minutes, fps, evaluation=games)
     (run / "commit.txt").write_text("1a2b3c4-dirty\n")
-    older = next(tmp_path.glob("01_baseline*"))
-    (older / "calibration.json").write_text('{"commit": "5d6e7f8", "before": {}}')
     table = table_of(tmp_path)
-    baseline, parallel = table["01_baseline"], table["03_parallel"]
-    assert baseline == baseline | {
+    assert table["03_parallel"] == {
+        "rung": "03_parallel",
         "seeds": "0-2",
         "solved": "3 of 3",
-        "FPS": "160 (150 to 170)",
-        "FPS / 01's": "1.00",
-        "minutes": "100.0 (90.0 to 120.0)",
-        "evaluation": "",
-        "book: FPS (/ 01's)": "159; 229",
-    }
-    assert parallel == parallel | {
         "FPS": "320 (310 to 330)",
         "FPS / 01's": "1.88 (1.82 to 1.94)",  # the last run of 01 began last
+        "frames": "960,000 (792,000 to 1,116,000)",
+        "frames: IQM (95 %)": "956,000 (792,000 to 1,116,000)",
         "minutes": "50.0 (40.0 to 60.0)",
         "minutes / 01's": "0.50",
-        "frames": "960,000 (792,000 to 1,116,000)",
+        "minutes: IQM (95 %)": "50.0 (40.0 to 60.0)",
         "avg_reward": "17.1",
         "evaluation": "20.0 (19.0 to 21.0)",
         "book: FPS (/ 01's)": "402 (2.53); 290 (1.27)",
         "book: minutes (/ 01's)": "59 (0.56); 31.2 (0.60)",
     }
-    assert "machine" not in parallel  # there is one
+    assert column(table, "FPS / 01's")[0] == "1.00"
     text = (tmp_path / "table.md").read_text()
     assert "cpu Abacus 3000, cores 2, torch 2.13.0\n" in text
     assert "commit 1a2b3c4-dirty, 5d6e7f8\n" in text
@@ -120,7 +114,6 @@ def test_medians_ranges_and_both_ratios_to_01(tmp_path: Path) -> None:
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
     runs = rows_of(tmp_path / "runs.csv")
     assert [run["evaluation"] for run in runs] == [""] * 3 + ["19.000", "20.000", "21.000"]
-    assert {run["fps_to_01"] for run in runs[:3]} == {"1.000"}
 
 
 def test_runs_that_did_not_solve_say_how_far_they_came(tmp_path: Path) -> None:
@@ -185,13 +178,12 @@ def test_interquartile_mean_and_its_interval_by_hand() -> None:
 def test_seeds_say_whether_they_were_held_out(tmp_path: Path) -> None:
     ran = {
         "01_baseline": ((7, 0, 2, 1, 7), "0-2, 7, 7"),  # what was run twice is seen
-        "02_n_envs": ((1_000, 1_001, 2_009), "1000-1001, 2009 (held out)"),  # published earlier
-        "03_parallel": ((3_009, 3_000), "3000, 3009 (held out)"),
+        "02_n_envs": ((1_000, 1_001, 2_009, 3_000), "1000-1001, 2009, 3000 (held out)"),
         "07_speedrun": ((5, 1_000), "5, 1000"),
     }
     for rung, (seeds, _) in ran.items():
         for seed in seeds:
-            solved_run(tmp_path, rung, seed)
+            write_run(tmp_path, rung, seed, outcome={"frames": 9}, max_frames=9)
     assert column(table_of(tmp_path), "seeds") == [told for _, told in ran.values()]
 
 
@@ -234,18 +226,13 @@ def test_an_unfinished_run_gives_way_to_its_repetition(tmp_path: Path) -> None:
     assert "Left out: 2 unfinished runs" in (tmp_path / "table.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("settings", "lines"),
-    [
-        (["steps 4", "steps 2"], ["07 (steps 4)", "07 (steps 2)"]),  # none is usual
-        (["stack 2", "stack 4", "stack 2 gamma 0.97"], ["07", "07 (stack 4)", "07 (gamma 0.97)"]),
-    ],
-)
-def test_lines_name_unusual_settings(settings, lines, tmp_path) -> None:
-    for words in map(str.split, settings):
-        told = {"gamma": 0.99} | dict(zip(words[::2], map(float, words[1::2]), strict=True))
-        solved_run(tmp_path, "07", **told)
-    assert list(table_of(tmp_path)) == lines
+def test_lines_name_unusual_settings(tmp_path: Path) -> None:
+    solved_run(tmp_path, "02", steps=4.0)  # none is usual
+    solved_run(tmp_path, "02", steps=2.0)
+    for settings in ({}, {"stack": 4.0}, {"gamma": 0.97}):
+        solved_run(tmp_path, "07", **{"stack": 2.0, "gamma": 0.99} | settings)
+    told = ["02 (steps 4)", "02 (steps 2)", "07", "07 (stack 4)", "07 (gamma 0.97)"]
+    assert list(table_of(tmp_path)) == told
 
 
 def test_learning_curves_by_frames(tmp_path: Path) -> None:
