@@ -2,8 +2,7 @@
 
 Random play, observations of 84 x 84 and one frame, the maximum of the last two of four emulated
 frames. For each number of games everybody starts once, in a process of its own, and then all play
-in turn, round by round; the table is written after each number. With --cuda the
-games are on the GPU, and nobody else plays.
+in turn, round by round. With --cuda the games are on the GPU, and nobody else plays.
 
 ALE and EnvPool take 80 ms of a core to make a game, and one MB of memory, so they play 1,024 games
 at most. EnvPool is asked in the peers' environment (requirements-peers.txt); where there is none,
@@ -30,7 +29,7 @@ from lib.running.machine import describe_machine
 
 GAMES, GAMES_ON_GPU = (1, 16, 64, 256, 1_024), (32, 1_024, 16_384, 65_536)
 THREADS = (1, 2)
-MOST_GAMES = {ALE: 1_024, ENVPOOL: 1_024}
+MOST_GAMES = 1_024  # of ALE and EnvPool
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,35 +56,33 @@ def run(args: argparse.Namespace) -> int:
     elif not args.python.exists():
         print(f"there is no {args.python}: without EnvPool (see requirements-peers.txt)")
         del pythons[ENVPOOL]
-    rates: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(dict)
+    rates: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     sizes = args.games or (GAMES_ON_GPU if args.cuda else GAMES)
-    for number, games in enumerate(sizes, start=1):
-        print(f"{games:,} game{'s' * (games > 1)}", flush=True)
+    for games in sizes:
+        print(f"games: {games:,}", flush=True)
         with ExitStack() as stack:
             players = {
-                (who, threads): stack.enter_context(Player(python, who, games, threads))
+                (who, threads, games): stack.enter_context(Player(python, who, games, threads))
                 for who, python in pythons.items()
                 for threads in (THREADS[:1] if args.cuda else THREADS)
-                if threads <= games <= MOST_GAMES.get(who, games)
+                if threads <= games <= (MOST_GAMES if who in (ALE, ENVPOOL) else games)
             }
             for player in players.values():  # they build at the same time
                 player.answer()
             for _ in range(args.rounds):
                 for key, player in players.items():
-                    measured = player.measure(args.milliseconds / 1e3)
-                    rates[key].setdefault(games, []).append(measured)
-        rows = [
-            [who, f"{threads}", *(spread(found.get(size, [])) for size in sizes[:number])]
-            for (who, threads), found in rates.items()
-        ]
-        header = ["who", "threads", *(f"{n:,} game{'s' * (n > 1)}" for n in sizes[:number])]
-        notes = [
-            here(machine),
-            "Agent steps per second (four emulated frames each), of all threads together; medians, "
-            "and ranges. Random play, everybody in turn",
-        ]
-        text = write_table(out / "emulator", "Emulators of Pong", header, rows, notes)
-    print(text)
+                    rates[key].append(player.measure(args.milliseconds / 1e3))
+    rows = [
+        [who, f"{threads}", *(spread(rates.get((who, threads, games), [])) for games in sizes)]
+        for who, threads in dict.fromkeys(key[:2] for key in rates)
+    ]
+    header = ["who", "threads", *(f"games: {games:,}" for games in sizes)]
+    notes = [
+        here(machine),
+        "Agent steps per second (four emulated frames each), of all threads together; medians, "
+        "and ranges. Random play, everybody in turn",
+    ]
+    print(write_table(out / "emulator", "Emulators of Pong", header, rows, notes))
     return 0
 
 

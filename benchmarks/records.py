@@ -58,14 +58,9 @@ class Record:
         return float(self.curves.avg_reward[-1]) if len(self.curves.frames) else None
 
     @property
-    def place(self) -> Hashable:
-        """What runs on one machine have in common."""
-        return frozenset(self.machine.items())
-
-    @property
     def setting(self) -> Hashable:
         """What runs that differ in their seed alone have in common."""
-        return self.script, frozenset(self.settings.items()), self.place
+        return self.script, frozenset(self.settings.items()), frozenset(self.machine.items())
 
     @property
     def bar(self) -> float:

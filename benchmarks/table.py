@@ -155,7 +155,7 @@ def fps_of(records: Sequence[Record]) -> list[float]:
 
 def machines_of(records: Sequence[Record]) -> list[dict[str, Setting]]:
     """The machines of the runs, each once."""
-    return list({record.place: record.machine for record in records}.values())
+    return list({frozenset(one.machine.items()): one.machine for one in records}.values())
 
 
 def describe(records: Sequence[Record]) -> list[str]:

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     works = [(name, task) for name in args.only for task in TECHNIQUES[name][0]]
     rows = []
     for technique, task in tqdm(works, unit="technique", disable=None):
-        make = partial(Learner, device, args.batch_size)
+        make = partial(learner, device, args.batch_size)
         ways = {name: partial(make, **how) for name, how in TECHNIQUES[technique][1].items()}
         rows += [
             [technique, task, *r] for r in measure(ways, task, args.repeats, args.milliseconds)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 def measure(
     ways: dict[str, Callable[[], Any]], task: str, repeats: int, milliseconds: int
 ) -> list[list[str]]:
-    """Time a method of what each way makes, in turn: rows of way, milliseconds, gain.
+    """Time a work of what each way makes, in turn: rows of way, milliseconds, gain.
 
     A way that fails in its first calls is left out, and its row says why.
     """
@@ -81,7 +81,7 @@ def measure(
     told: dict[str, str] = {}
     for way, make in ways.items():
         try:
-            call = getattr(make(), task)
+            call = make()[task]
             for _ in range(WARM_UP):
                 call()
             calls[way] = call
@@ -97,58 +97,46 @@ def measure(
     return [[way, told.get(way) or spread(times[way], 3), spread(gains[way], 2)] for way in ways]
 
 
-class Learner:
-    """A network, its target network and its optimizer, at work on random batches.
+def learner(
+    device: torch.device,
+    batch_size: int,
+    network: Callable[..., nn.Module] = DQN,
+    compiled: Callable[[nn.Module], Any] = lambda network: network,
+    dtype: torch.dtype | None = None,
+    **adam: bool,
+) -> dict[str, Callable[[], Any]]:
+    """The work of a network, its target network and its optimizer, on random batches.
 
-    Args:
-        device: where it learns.
-        batch_size: transitions of an update.
-        network: makes the network.
-        compiled: changes the networks, but not the update; 06 compiles that.
-        dtype: of autocast; None: float32.
-        adam: how it goes through its parameters.
+    ``compiled`` changes the networks, but not the update, which 06 compiles; ``dtype`` is that of
+    autocast; ``adam`` says how it goes through its parameters.
     """
+    torch.manual_seed(0)  # the same weights and batches for every way
+    net = network(SHAPE, ACTIONS).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-4, **(adam or {"fused": True}))
+    net, target = compiled(net), compiled(copy.deepcopy(net))
+    noise = [random_batch(batch_size) for _ in range(DIFFERENT_BATCHES)]
+    batches = cycle(Batch(*(tensor.to(device) for tensor in batch)) for batch in noise)
+    autocast = partial(torch.autocast, device.type, dtype, enabled=dtype is not None)
 
-    def __init__(
-        self,
-        device: torch.device,
-        batch_size: int,
-        network: Callable[..., nn.Module] = DQN,
-        compiled: Callable[[nn.Module], Any] = lambda network: network,
-        dtype: torch.dtype | None = None,
-        **adam: bool,
-    ) -> None:
-        torch.manual_seed(0)  # the same weights and batches for every way
-        net, adam = network(SHAPE, ACTIONS).to(device), adam or {"fused": True}  # as the rungs do
-        self.optimizer = torch.optim.Adam(net.parameters(), 1e-4, **adam)
-        self.net, self.target = compiled(net), compiled(copy.deepcopy(net))
-        batches = [random_batch(batch_size) for _ in range(DIFFERENT_BATCHES)]
-        self.batches = cycle(Batch(*(tensor.to(device) for tensor in one)) for one in batches)
-        self.autocast = partial(torch.autocast, device.type, dtype, enabled=dtype is not None)
-        self.update()  # gradients to step with
+    def forward() -> None:
+        with torch.no_grad(), autocast():
+            net(next(batches).states)
 
-    def forward(self) -> None:
-        """Value the states of a batch, without gradients."""
-        with torch.no_grad(), self.autocast():
-            self.net(next(self.batches).states)
-
-    def update(self) -> None:
-        """What a rung does with a batch."""
-        batch = next(self.batches)
+    def update() -> None:
+        batch = next(batches)
         # New rewards every time: on batches learned by heart the gradients become denormal
         # numbers, which are slow.
         batch = batch._replace(rewards=torch.randn_like(batch.rewards))
-        self.optimizer.zero_grad()
-        with self.autocast():
+        optimizer.zero_grad()
+        with autocast():
             with torch.no_grad():
-                next_q = self.target(batch.next_states)
-            loss = bellman_loss(self.net(batch.states), next_q, batch, 0.99)
+                next_q = target(batch.next_states)
+            loss = bellman_loss(net(batch.states), next_q, batch, 0.99)
         loss.backward()
-        self.optimizer.step()
+        optimizer.step()
 
-    def step(self) -> None:
-        """Adam alone, with the gradients of the last update."""
-        self.optimizer.step()
+    update()  # gradients to step with
+    return {"forward": forward, "update": update, "step": optimizer.step}
 
 
 class ChannelsFirst(DQN):
@@ -170,7 +158,7 @@ def random_batch(size: int) -> Batch:
     return Batch(states, actions, torch.randn(size), torch.rand(size) < 0.01, next_states)
 
 
-# Technique -> the methods of a learner that are timed, and how the learner is made in each way.
+# Technique -> the works of a learner that are timed, and how the learner is made in each way.
 BOTH = ("forward", "update")
 TECHNIQUES: dict[str, tuple[tuple[str, ...], dict[str, dict[str, Any]]]] = {
     "memory-format": (BOTH, {"contiguous": {"network": ChannelsFirst}, "channels-last": {}}),

@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -178,8 +178,8 @@ def test_breakdown_of_written_traces(tmp_path, monkeypatch) -> None:
 def test_ways_take_turns_and_a_failing_one_is_left_out() -> None:
     calls: list[str] = []
 
-    def way(name: str) -> SimpleNamespace:
-        return SimpleNamespace(work=lambda: calls.append(name) or 1 / (name != "broken"))
+    def way(name: str) -> dict[str, Callable[[], object]]:
+        return {"work": lambda: calls.append(name) or 1 / (name != "broken")}
 
     ways = {name: partial(way, name) for name in ("a", "broken", "b")}
     first, broken, _ = techniques.measure(ways, "work", repeats=3, milliseconds=1)
