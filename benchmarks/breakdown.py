@@ -28,7 +28,7 @@ from benchmarks.arguments import add_counts, add_out, add_training, suffix, wher
 from benchmarks.ladder import choose
 from benchmarks.processes import output_of
 from benchmarks.profiled import LAPS, MEASURED, PARTS, PLAYER, TRAINER, WARM_UP
-from benchmarks.report import here, output_folder, short_machine, write_csv, write_table
+from benchmarks.report import HARDWARE, here, join_machine, output_folder, write_csv, write_table
 from benchmarks.timing import chosen_device
 from lib.running.machine import describe_machine
 
@@ -112,7 +112,10 @@ def run(args: argparse.Namespace) -> int:
         for w in workers
     ]
     charts.time_line(
-        out / f"timeline{suffix(args)}.png", lines, args.milliseconds, short_machine(machine)
+        out / f"timeline{suffix(args)}.png",
+        lines,
+        args.milliseconds,
+        join_machine(machine, HARDWARE),
     )
     spans = [[heading, who, *span] for heading, who, does in lines for span in does]
     header = ["rung", "who", "does", "begin_ms", "end_ms"]

@@ -17,10 +17,6 @@ def started(command: Sequence[str | Path], **how: Any) -> Iterator[subprocess.Po
     It is in a process group of its own, so that a Ctrl-C of the terminal reaches us alone. When the
     ``with`` ends, however it does, a program that reads from us gets the end of its input, and
     another one SIGTERM, upon which a rung saves its record. Whoever asks us twice gets it killed.
-
-    Args:
-        command: what is run, in the root of this repository.
-        how: as of ``subprocess.Popen``.
     """
     process = subprocess.Popen(
         command, text=True, errors="replace", process_group=0, cwd=ROOT, **how
@@ -38,21 +34,13 @@ def started(command: Sequence[str | Path], **how: Any) -> Iterator[subprocess.Po
             raise
 
 
-def output_of(command: Sequence[str | Path], who: str, **how: Any) -> list[str]:
-    """Run a program to its end.
-
-    Args:
-        command: what is run, in the root of this repository.
-        who: what it is called.
-        how: as of ``subprocess.run``.
-
-    Returns:
-        The lines that it printed.
+def output_of(command: Sequence[str | Path], who: str) -> list[str]:
+    """The lines that a program prints; it runs in the root of this repository.
 
     Raises:
-        Failed: it did not end well, or printed nothing.
+        Failed: it did not end well, or printed nothing; ``who`` it is called.
     """
-    done = subprocess.run(command, capture_output=True, text=True, **({"cwd": ROOT} | how))
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         raise Failed(f"{who}: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")

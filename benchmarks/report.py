@@ -56,18 +56,12 @@ def here(machine: Machine) -> str:
     return f"Machine: {join_machine(machine)}; commit {commit() or 'unknown'}"
 
 
-def join_machine(machine: Machine) -> str:
+def join_machine(machine: Machine, names: Iterable[str] = (*HARDWARE, *LIBRARIES)) -> str:
     """A machine and its versions in one line."""
-    known = [name for name in (*HARDWARE, *LIBRARIES) if name in machine]
-    return ", ".join(f"{name} {_number(machine[name])}" for name in known)
-
-
-def short_machine(machine: Machine) -> str:
-    """A machine for the corner of a chart."""
-    return (
-        f"{machine.get('device', '?')}; GPU {machine.get('gpu', '?')}; "
-        f"CPU {machine.get('cpu', '?')}, {_number(machine.get('cores', '?'))} cores; "
-        f"torch {machine.get('torch', '?')}"
+    known = {name: machine[name] for name in names if name in machine}
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in known.items()
     )
 
 
@@ -103,7 +97,3 @@ def spread(values: Sequence[float], digits: int | None = None) -> str:
     digits = (1 if middle < 100 else 0) if digits is None else digits
     middle, low, high = (f"{v:,.{digits}f}" for v in (middle, min(values), max(values)))
     return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def _number(value: str | int | float) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

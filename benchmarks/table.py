@@ -25,10 +25,10 @@ from benchmarks.arguments import positive
 from benchmarks.ladder import BASELINE, HELD_OUT_SEEDS, SOLVE_FRAMES, USED_UP_SEEDS
 from benchmarks.records import Record, Setting, grouped, read_records
 from benchmarks.report import (
+    HARDWARE,
     in_rows,
     join_machine,
     output_folder,
-    short_machine,
     spread,
     write_csv,
     write_table,
@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
     out = output_folder(args.out or alone)
     ladder = sorted(records, key=lambda record: (record.script, record.seed))
     groups = grouped(ladder, lambda record: record.setting)
-    rows, names = [], {}
+    rows: list[dict[str, str]] = []
+    names: dict[str, list[Record]] = {}
     for runs in groups:
         name = label(runs[0], groups)
         rows.append(row(name, runs, groups, edges))
@@ -95,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
     print(write_table(out / "table", "Runs", header, table, notes))
     write_csv(out / "runs.csv", [RUNS_HEADER, *(numbers(record, records) for record in records)])
     seeds = in_rows({record.seed for record in records})
-    corner = "; ".join([*map(short_machine, machines_of(ladder)), f"seeds {seeds}"])
+    corner = [join_machine(machine, HARDWARE) for machine in machines_of(ladder)]
+    corner = "; ".join([*corner, f"seeds {seeds}"])
     charts.reward_chart(out / "table.png", names, corner)
     fps = {name: fps_of(runs) for name, runs in names.items()}
     charts.fps_chart(out / "fps.png", fps, corner)
