@@ -136,8 +136,8 @@ def take_apart(script: Path, args: argparse.Namespace, folder: Path) -> Iterator
         command = [sys.executable, "-c", START, str(folder), f"{args.updates}", script.name]
         output_of([*command, "--run-dir", runs, *flags, *args.rung_flags], script.stem)
     if not (folder / LAPS).exists():
-        raise Failed(f"{script.stem} ended before {WARM_UP + 2 * args.updates} updates")
-    (f0, t0), (f1, t1), (f2, _) = json.loads((folder / LAPS).read_text())
+        raise Failed(f"{script.stem} ended before {args.updates} updates were profiled")
+    (f0, t0), (f1, t1), (f2, _), (f3, _) = json.loads((folder / LAPS).read_text())
     threads = read_trace(folder / TRAINER)
     main = next(n for n, spans in threads.items() if any(s.part == MEASURED for s in spans))
     (window,) = (span for span in threads[main] if span.part == MEASURED)
@@ -150,7 +150,7 @@ def take_apart(script: Path, args: argparse.Namespace, folder: Path) -> Iterator
         whole = innermost(spans, window.begin, window.end)
         # Threads rest between the steps.
         kept = [span for span in whole if name != "its threads" or span.part != REST]
-        yield Worker(script.stem, (f1 - f0) / (t1 - t0), f2 - f1, name, kept)
+        yield Worker(script.stem, (f1 - f0) / (t1 - t0), f3 - f2, name, kept)
 
 
 def read_trace(file: Path) -> dict[int, list[Span]]:

@@ -32,6 +32,7 @@ from lib.learning.replay_buffer import ReplayBuffer
 from lib.players.player import ExperienceQueue, Player
 
 WARM_UP = 20  # updates before anything is timed
+PROFILER_WARM_UP = 2  # updates in which the profiler gets its memory
 MEASURED = "measured"  # the name of what is profiled, as a whole
 TRAINER, PLAYER, LAPS = "trainer.json.gz", "player.json.gz", "laps.json"
 # Part of an iteration -> the functions that do it, as (class, method). What one of them calls is
@@ -133,9 +134,12 @@ def main() -> None:
             torch.cuda.synchronize()
         laps.append((engine.state.frames, perf_counter()))
 
-    def begin(engine: Engine) -> None:
+    def start(engine: Engine) -> None:
         lap(engine)
         profiler.start()
+
+    def begin(engine: Engine) -> None:
+        lap(engine)
         measured.__enter__()
 
     def end(engine: Engine) -> None:
@@ -150,9 +154,10 @@ def main() -> None:
 
     def run(engine: Engine, *args: Any, **keywords: Any) -> Any:
         engine._process_function = named("update", engine._process_function)
-        for number, handler in enumerate((lap, begin, end)):
-            at = Events.ITERATION_COMPLETED(once=WARM_UP + number * updates)
-            engine.add_event_handler(at, handler)
+        first, last = WARM_UP + updates, WARM_UP + updates + PROFILER_WARM_UP
+        moments = {WARM_UP: lap, first: start, last: begin, last + updates: end}
+        for number, handler in moments.items():
+            engine.add_event_handler(Events.ITERATION_COMPLETED(once=number), handler)
         return run_engine(engine, *args, **keywords)
 
     def make(self: Player, play: Callable[..., None], *args: Any, **keywords: Any) -> None:

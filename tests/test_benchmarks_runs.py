@@ -145,7 +145,7 @@ def write_trace(file: Path, thread: int, *events: tuple[str, float, float]) -> N
 def test_breakdown_of_written_traces(tmp_path, monkeypatch) -> None:
     def program(command: list[str], who: str) -> None:
         folder = Path(command[3])
-        (folder / "laps.json").write_text(json.dumps([[0, 0], [100, 2], [110, 3]]))
+        (folder / "laps.json").write_text(json.dumps([[0, 0], [100, 2], [104, 3], [114, 4]]))
         update = ("update", 30, 90), ("forward", 40, 60), ("waiting", 0, 25)
         write_trace(folder / "trainer.json.gz", 1, ("measured", 10, 110), *update)
         chosen = ("choosing actions", 0, 60), ("forward", 10, 50), ("environment", 60, 200)
