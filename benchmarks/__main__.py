@@ -5,7 +5,7 @@ From a clean clone to your own table and chart:
     python -m benchmarks ladder --run-dir runs/mine
     python -m benchmarks table runs/mine
 
-Every measurement is a TensorBoard run: `tensorboard --logdir runs/mine` shows it.
+Every run of a rung is a TensorBoard run: `tensorboard --logdir runs/mine` shows it.
 """
 
 import argparse
@@ -13,30 +13,26 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from benchmarks import Failed, UserError
 
 # Modules of this package; only the chosen one is imported, so that --help and table are quick.
 COMMANDS = {
-    "ladder": "run the rungs, one after another, for their FPS or until they solve Pong",
-    "table": "write one table and one chart of runs, from their TensorBoard events",
-    "sweep": "change a single setting, the number of players among them",
+    "ladder": "run the rungs in turn, for their FPS or until they solve Pong; vary a setting",
+    "table": "write one table and its charts of any runs, from their TensorBoard events",
     "techniques": "measure each optimisation by itself on the same network and data",
-    "breakdown": "show where the time of an iteration goes, and what limits the rung",
-    "timeline": "draw who plays, who learns and who waits, over some milliseconds",
-    "waits": "say by line where the CPU waits for the GPU while a rung trains",
+    "breakdown": "show where the time of an iteration goes, as a table and as a time line",
     "emulator": "time the emulator beside ALE's and EnvPool's vector environments",
-    "cluster": "measure what one learner takes in from many players",
     "peers": "compare with ptan and Stable-Baselines3 at the same work",
-    "gpu": "use an hour on a rented GPU: tests, FPS, records, the most useful first",
-    "pictures": "draw the minutes to 17 of all rungs, ours and the book's",
-    "clip": "film one agent at several moments of its training, side by side",
 }
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are one line, and whose help keeps its lines."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **how)
 
     def error(self, message: str) -> NoReturn:
         """End the program with exit code 2."""
@@ -47,19 +43,13 @@ def main(argv: Sequence[str]) -> int:
     """Run a subcommand; returns the exit code."""
     end = argv.index("--") if "--" in argv else len(argv)
     argv, rung_flags = list(argv[:end]), list(argv[end + 1 :])  # what follows is for the rungs
-    parser = OneLineParser(
-        prog="python -m benchmarks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = OneLineParser(prog="python -m benchmarks", description=__doc__)
     subparsers = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", required=True)
     module = None
     for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(
-            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        subparser = subparsers.add_parser(name, help=summary)
         if argv[:1] == [name]:
-            module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
+            module = importlib.import_module(f"benchmarks.{name}")
             subparser.description = module.__doc__
             module.add_arguments(subparser)
     args = parser.parse_args(argv)
@@ -67,8 +57,10 @@ def main(argv: Sequence[str]) -> int:
     if rung_flags and not hasattr(args, "rung_flags"):
         parser.error(f"{args.command} runs no rungs: nothing can follow --")
     args.rung_flags = rung_flags
-    # As an exception, which reaches what was started, too.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # As an exception, which ends what was started, too. Under nohup SIGHUP stays ignored.
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         return module.run(args)
     except UserError as error:

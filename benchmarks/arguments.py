@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+PEERS_PYTHON = Path(".venv-peers/bin/python")  # with requirements-peers.txt
+
 
 def positive(text: str) -> int:
     """A whole number from 1 on, for argparse."""
@@ -34,16 +36,12 @@ def add_out(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--out", type=Path, default=Path(default), metavar="FOLDER", help=text)
 
 
-def add_epsilon(parser: argparse.ArgumentParser) -> None:
-    """Add the flag for epsilon."""
-    text = "probability of a random action; most of a run has the default (default: %(default)s)"
-    parser.add_argument("--epsilon", type=float, default=0.02, help=text)
-
-
 def add_training(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of where and how precisely rungs train."""
+    """Add the flags of where, how precisely and how randomly rungs train."""
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
     parser.add_argument("--amp", action="store_true", help="compute updates in bfloat16 autocast")
+    text = "probability of a random action; most of a run has the default (default: %(default)s)"
+    parser.add_argument("--epsilon", type=float, default=0.02, help=text)
 
 
 def where(args: argparse.Namespace) -> str:

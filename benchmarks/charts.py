@@ -1,12 +1,10 @@
-"""Charts as PNG: bars with their range, bars made of parts, and the reward of runs."""
+"""Charts as PNG: FPS, the reward of runs, and time lines."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
-import numpy as np
 
 matplotlib.use("Agg")  # no screen needed
 from matplotlib import pyplot as plt
@@ -19,7 +17,6 @@ from benchmarks.records import Record
 
 PALETTE = list(TABLEAU_COLORS)  # their names
 STYLES = ("-", "--", ":", "-.")
-POINTS = 400  # of the grid that runs are brought to
 # What somebody does, and its colour in a time line.
 ACTIVITIES = {
     "learns": "tab:blue",
@@ -30,88 +27,61 @@ ACTIVITIES = {
 }
 # A heading, somebody, and what they did: an activity, and when it began and ended, in milliseconds.
 Row = tuple[str, str, Sequence[tuple[str, float, float]]]
-# Name of the x axis -> its field of ``Curves``, and its unit.
+# Name of the x axis of the reward -> its field of ``Curves``, and its unit.
 PANELS = {
     "frames (thousands of agent steps)": ("frames", 1_000),
     "wall clock (minutes)": ("seconds", 60),
 }
 
 
-class Bar(NamedTuple):
-    """A bar: the values of repeated runs."""
-
-    label: str
-    values: Sequence[float]
-    kind: str = ""  # bars of one kind have one colour
-    note: str = "not measured"  # what to say where there are no values
-
-
-class Curve(NamedTuple):
-    """One run: y over x; ``holds`` if y keeps its last value (the run was solved)."""
-
-    x: np.ndarray
-    y: np.ndarray
-    holds: bool
-
-
-def bar_chart(
-    path: Path,
-    title: str,
-    unit: str,
-    bars: Sequence[Bar],
-    machine: str,
-    reference: float | None = None,
-) -> None:
-    """Horizontal bars from top to bottom: the median, a line from min to max, a dot per run.
-
-    A vertical line is drawn at the ``reference``.
-    """
-    row_height, size = (0.45, 9) if len(bars) < 20 else (0.25, 7)  # inches, points
-    figure, (axes,) = _axes(title, machine, height=1.5 + row_height * max(len(bars), 1))
-    longest = max((max(bar.values) for bar in bars if bar.values), default=1.0)
-    kinds = list(dict.fromkeys(bar.kind for bar in bars))
-    for row, bar in enumerate(bars):
-        if not bar.values:
-            axes.text(0, row, f" {bar.note[:90]}", va="center", color="grey", fontsize=size)
+def fps_chart(path: Path, groups: Mapping[str, Sequence[float]], machine: str) -> None:
+    """A bar for each group of runs: the median of their FPS, a line from min to max, and dots."""
+    row_height, size = (0.45, 9) if len(groups) < 20 else (0.25, 7)  # inches, points
+    figure, (axes,) = _axes("FPS (median of the seeds)", machine, 1.5 + row_height * len(groups))
+    for row, values in enumerate(groups.values()):
+        if not values:
+            axes.text(0, row, " did not train", va="center", color="grey", fontsize=size)
             continue
-        middle, low, high = statistics.median(bar.values), min(bar.values), max(bar.values)
-        axes.barh(row, middle, color=PALETTE[kinds.index(bar.kind) % len(PALETTE)], height=0.6)
-        if len(bar.values) > 1:
-            axes.plot([low, high], [row, row], color="black", linewidth=1.5)
-            axes.plot(bar.values, [row] * len(bar.values), "o", color="black", markersize=3)
-        digits = 2 if middle < 10 else 1 if middle < 100 else 0
-        text = f"{middle:,.{digits}f}"
-        axes.text(high + longest * 0.015, row, text, va="center", fontsize=size)
-    if reference is not None:
-        axes.axvline(reference, color="dimgrey", linewidth=1)
-    axes.set_yticks(range(len(bars)), [bar.label for bar in bars], fontsize=size)
-    axes.set_ylim(len(bars) - 0.5, -0.5)
-    axes.set_xlim(0, longest * 1.12)
-    axes.set_xlabel(unit)
+        middle, high = statistics.median(values), max(values)
+        axes.barh(row, middle, color=PALETTE[row % len(PALETTE)], height=0.6)
+        axes.plot([min(values), high], [row, row], color="black", linewidth=1.5)
+        axes.plot(values, [row] * len(values), "o", color="black", markersize=3)
+        axes.text(high, row, f"  {middle:,.{middle < 100:d}f}", va="center", fontsize=size)
+    axes.set_yticks(range(len(groups)), list(groups), fontsize=size)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("agent steps per second of wall clock, while training")
     axes.grid(axis="x", alpha=0.3)
     _save(figure, path)
 
 
-def stacked_chart(
-    path: Path, title: str, unit: str, bars: Mapping[str, Mapping[str, float]], machine: str
-) -> None:
-    """Horizontal bars made of parts, which come in the same order and colour in each."""
-    figure, (axes,) = _axes(title, machine, height=1.5 + 0.6 * len(bars))
-    left = np.zeros(len(bars))
-    for part in dict.fromkeys(part for parts in bars.values() for part in parts):
-        widths = np.array([parts.get(part, 0.0) for parts in bars.values()])
-        axes.barh(range(len(bars)), widths, left=left, label=part)
-        left += widths
-    axes.set_yticks(range(len(bars)), list(bars))
-    axes.invert_yaxis()
-    axes.set_xlabel(unit)
-    axes.legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize=8)
+def reward_chart(path: Path, groups: Mapping[str, Sequence[Record]], machine: str) -> None:
+    """avg_reward of every run, over frames and over minutes; runs of a group look alike."""
+    figure, columns = _axes("avg_reward of every run", machine, 5.0, width=12.0, panels=len(PANELS))
+    bars = sorted({record.bar for records in groups.values() for record in records})
+    for axes, (x_label, (x, unit)) in zip(columns, PANELS.items(), strict=True):
+        for number, (name, records) in enumerate(groups.items()):
+            look = {"color": PALETTE[number % 10], "linestyle": STYLES[number // 10 % 4]}
+            curves = [record.curves for record in records if len(record.curves.frames)]
+            for label, curve in zip([name, *[None] * len(curves)], curves, strict=False):
+                marker = "o" if len(curve.frames) == 1 else ""  # a single game is a point
+                steps = getattr(curve, x) / unit
+                axes.plot(steps, curve.avg_reward, marker=marker, label=label, lw=1, **look)
+        if not axes.lines:
+            axes.text(0.5, 0.5, "no game was finished yet", ha="center", transform=axes.transAxes)
+        for bar in bars:
+            axes.axhline(bar, color="grey", linestyle="--", linewidth=1, label=f"solved: {bar:g}")
+        axes.set_xlim(left=0)
+        axes.set_xlabel(x_label)
+        axes.grid(alpha=0.3)
+    columns[0].set_ylabel("points per game, smoothed")
+    columns[-1].legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize=8)
     _save(figure, path)
 
 
 def time_line(path: Path, rows: Sequence[Row], length: float, machine: str) -> None:
     """Who does what over so many milliseconds; rows of the same heading are below it."""
-    figure, (axes,) = _axes("", machine, width=13.3, height=5.0)
+    figure, (axes,) = _axes("", machine, height=5.0, width=13.3)
     y, places, above = 0.0, [], ""
     for heading, _, spans in rows:
         if heading != above:
@@ -129,60 +99,6 @@ def time_line(path: Path, rows: Sequence[Row], length: float, machine: str) -> N
     handles = [Patch(color=colour, label=kind) for kind, colour in ACTIVITIES.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=13, frameon=False)
     _save(figure, path)
-
-
-def reward_chart(path: Path, groups: Sequence[tuple[str, Sequence[Record]]], machine: str) -> None:
-    """avg_reward over frames and over minutes: of each group the median, in a band of its range.
-
-    A group is what runs are called, and the runs; those without a finished game are not drawn.
-    """
-    title = "avg_reward (median over seeds, band: min to max)"
-    figure, columns = _axes(title, machine, width=12.0, height=5.0, panels=len(PANELS))
-    bars = sorted({record.bar for _, records in groups for record in records})
-    for axes, (x_label, (x, unit)) in zip(columns, PANELS.items(), strict=True):
-        for number, (label, records) in enumerate(groups):
-            curves = [
-                Curve(getattr(r.curves, x) / unit, r.curves.avg_reward, r.solved)
-                for r in records
-                if len(r.curves.frames)
-            ]
-            if curves:
-                colour, style = PALETTE[number % 10], STYLES[number // 10 % 4]
-                _draw_band(axes, label, curves, color=colour, linestyle=style)
-        if not axes.lines:
-            axes.text(0.5, 0.5, "no game was finished yet", ha="center", transform=axes.transAxes)
-        for bar in bars:
-            axes.axhline(bar, color="grey", linestyle="--", linewidth=1, label=f"solved: {bar:g}")
-        axes.set_xlim(left=0)
-        axes.set_xlabel(x_label)
-        axes.grid(alpha=0.3)
-    columns[0].set_ylabel("points per game, smoothed")
-    columns[-1].legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize=8)
-    _save(figure, path)
-
-
-def common_grid(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Bring runs to common x values: x, and the lowest, median and highest y there.
-
-    The grid begins where every run has begun. A run that holds keeps its last value; the grid
-    ends with the first run that does not hold, or with the last run if all hold, so that the
-    median is over the same runs everywhere. Runs that would leave no grid, because they ended
-    before another one had begun, are left out.
-    """
-    begin = max(curve.x[0] for curve in curves)
-    curves = [curve for curve in curves if curve.holds or curve.x[-1] >= begin]
-    cut = [curve.x[-1] for curve in curves if not curve.holds]
-    end = min(cut) if cut else max(curve.x[-1] for curve in curves)
-    x = np.linspace(begin, end, POINTS) if end > begin else np.array([begin])
-    y = np.array([np.interp(x, curve.x, curve.y) for curve in curves])
-    return x, y.min(axis=0), np.median(y, axis=0), y.max(axis=0)
-
-
-def _draw_band(axes: Axes, label: str, curves: Sequence[Curve], **look: str) -> None:
-    x, low, middle, high = common_grid(curves)
-    # A single episode is a point: only a marker shows it.
-    axes.plot(x, middle, marker="o" if len(x) == 1 else "", label=label, **look)
-    axes.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
 
 
 def _axes(

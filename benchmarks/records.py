@@ -11,7 +11,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from benchmarks.report import HARDWARE, LIBRARIES
 
-# Beside the events of a run that ``ladder`` or ``sweep`` started, or beside runs of one commit.
+# Beside the events of a run that ``ladder`` started, or beside runs of one commit.
 COMMIT = "commit.txt"
 # Settings that say where a run is kept, and how, but not what it does.
 UNIMPORTANT = ("run_dir", "resume", "checkpoint_every", "checkpoint_replay")
@@ -45,23 +45,21 @@ class Record:
     frames: int
     to_bar: tuple[float, float]  # frames and minutes until avg_reward was at ``bar``, or until now
     tried: bool  # whether its agent then had to win a trial, and was trained on until it did
-    avg_reward: float | None  # the last one; None: no episode was completed
     evaluation: list[float]  # reward of each game played after it was solved
-    weights_age: list[float]  # updates since the weights that players on Ray had played with
     solved: bool
     finished: bool  # solved, or the frame limit was reached; an interrupted run is neither
     started: float  # seconds since 1970
     commit: str  # of the code, "-dirty" if it was changed since; "": not told
 
     @property
-    def place(self) -> Hashable:
-        """What runs on one machine have in common."""
-        return frozenset(self.machine.items())
+    def avg_reward(self) -> float | None:
+        """The last one; None: no game was completed."""
+        return float(self.curves.avg_reward[-1]) if len(self.curves.frames) else None
 
     @property
     def setting(self) -> Hashable:
         """What runs that differ in their seed alone have in common."""
-        return self.script, frozenset(self.settings.items()), self.place
+        return self.script, frozenset(self.settings.items()), frozenset(self.machine.items())
 
     @property
     def bar(self) -> float:
@@ -93,40 +91,35 @@ def read_record(folder: Path) -> Record | None:
     if "script" not in told:
         return None
     script, seed = str(told.pop("script")), int(told.pop("seed", 0))
-    for name in UNIMPORTANT:
-        told.pop(name, None)
-    machine = {name: told.pop(name) for name in (*HARDWARE, *LIBRARIES) if name in told}
-    machine = {name: value for name, value in machine.items() if value != ""}  # nothing left out
+    machine = {name: told.pop(name, "") for name in (*HARDWARE, *LIBRARIES)}
+    settings = {name: value for name, value in told.items() if name not in UNIMPORTANT}
     scalars = {
         tag: [(point.step, point.value) for point in events.Scalars(tag)]
         for tag in events.Tags()["scalars"]
     }
     last = {tag: points[-1][1] for tag, points in scalars.items()}
-    curves = _curves(scalars)
     updates = last.get("outcome/updates", 1.0)  # none: the figure is that of filling the buffer
     fps = last.get("outcome/fps") if updates else None
     frames = last.get("outcome/frames") or _latest(last, "frames")
-    seconds = last.get("outcome/seconds") or _latest(last, "time_passed")
+    minutes = (last.get("outcome/seconds") or _latest(last, "time_passed")) / 60
     reached = last.get("outcome/reached_frames"), last.get("outcome/reached_minutes")
     solved = bool(last.get("outcome/solved", 0.0))
-    limit = float(told.get("max_frames", 0))
     return Record(
         folder=folder,
         script=script,
         seed=seed,
-        settings=told,
-        machine=machine,
-        curves=curves,
+        settings=settings,
+        machine={name: value for name, value in machine.items() if value != ""},
+        curves=_curves(scalars),
         fps=last.get("train/avg_fps") if fps is None else fps,
-        minutes=seconds / 60,
+        minutes=minutes,
         frames=int(frames),
-        to_bar=reached if reached[0] and reached[0] > 0 else (frames, seconds / 60),  # not NaN
+        to_bar=reached if reached[0] and reached[0] > 0 else (frames, minutes),  # not NaN
         tried="trial/won" in last,
-        avg_reward=float(curves.avg_reward[-1]) if len(curves.avg_reward) else None,
         evaluation=[value for _, value in scalars.get("evaluation/reward", ())],
-        weights_age=[value for _, value in scalars.get("players/weights_age", ())],
         solved=solved,
-        finished="outcome/frames" in last and (solved or 0 < limit <= frames),
+        finished="outcome/frames" in last
+        and (solved or 0 < float(settings.get("max_frames", 0)) <= frames),
         started=events.FirstEventTimestamp(),
         commit=_commit(folder),
     )

@@ -24,15 +24,8 @@ def write_table(
 ) -> str:
     """Write a table as Markdown, with its title and notes, and as bare CSV.
 
-    Args:
-        path_without_suffix: ``.md`` and ``.csv`` are appended; missing folders are made.
-        title: the heading of the Markdown file.
-        header: the names of the columns, with their units.
-        rows: the cells as they should read.
-        notes: a line each above the table: the machine, the seeds, what to know.
-
-    Returns:
-        The Markdown, to be printed.
+    The rows have the cells as they should read; the notes are a line each, above the table.
+    Missing folders are made. Returns the Markdown, to be printed.
     """
     path_without_suffix.parent.mkdir(parents=True, exist_ok=True)
     table = [header, ["---"] * len(header), *rows]
@@ -63,18 +56,12 @@ def here(machine: Machine) -> str:
     return f"Machine: {join_machine(machine)}; commit {commit() or 'unknown'}"
 
 
-def join_machine(machine: Machine) -> str:
+def join_machine(machine: Machine, names: Iterable[str] = (*HARDWARE, *LIBRARIES)) -> str:
     """A machine and its versions in one line."""
-    known = [name for name in (*HARDWARE, *LIBRARIES) if name in machine]
-    return ", ".join(f"{name} {_number(machine[name])}" for name in known)
-
-
-def short_machine(machine: Machine) -> str:
-    """A machine for the corner of a chart."""
-    return (
-        f"{machine.get('device', '?')}; GPU {machine.get('gpu', '?')}; "
-        f"CPU {machine.get('cpu', '?')}, {_number(machine.get('cores', '?'))} cores; "
-        f"torch {machine.get('torch', '?')}"
+    known = {name: machine[name] for name in names if name in machine}
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in known.items()
     )
 
 
@@ -102,9 +89,7 @@ def in_rows(numbers: Iterable[int]) -> str:
 def spread(values: Sequence[float], digits: int | None = None) -> str:
     """Median, and the range where there is one: ``38.2 (37.0 to 39.1)``.
 
-    Args:
-        values: of repeated runs; none: an empty text.
-        digits: behind the point; None: one, none for medians of 100 and more.
+    ``digits`` are those behind the point; None: one, none for medians of 100 and more.
     """
     if not values:
         return ""
@@ -112,14 +97,3 @@ def spread(values: Sequence[float], digits: int | None = None) -> str:
     digits = (1 if middle < 100 else 0) if digits is None else digits
     middle, low, high = (f"{v:,.{digits}f}" for v in (middle, min(values), max(values)))
     return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def change(values: Sequence[float], base: Sequence[float]) -> str:
-    """How much more or less the median is than another one: ``+43 %``."""
-    if not values or not base:
-        return ""
-    return f"{(statistics.median(values) / statistics.median(base) - 1) * 100:+.0f} %"
-
-
-def _number(value: str | int | float) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

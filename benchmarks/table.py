@@ -1,13 +1,15 @@
-"""Write one table and one chart of runs, from their TensorBoard events alone.
+"""Write one table and its charts of runs, from their TensorBoard events alone.
 
 Each RUN is the folder of a run, or a folder with runs somewhere below: runs of the ladder, runs
 that you started yourself, unfinished ones. The table has a line for each setting of a rung on each
 machine; only the seeds differ within it. With --every, it has the learning curve, too, and a line
-for every run. Files: table.md, table.csv, runs.csv (a line per run, numbers as they are), table.png
-(avg_reward over frames and over minutes).
+for every run.
 
     python -m benchmarks table runs/ladder
     python -m benchmarks table runs/first runs/second --every 100000
+
+Files: table.md, table.csv, runs.csv (a line per run, numbers as they are), table.png (avg_reward
+over frames and over minutes), fps.png. docs/benchmarks.md explains the columns.
 """
 
 import argparse
@@ -18,43 +20,37 @@ from statistics import mean, median, pstdev
 
 import numpy as np
 
-from benchmarks import UserError, book
+from benchmarks import UserError
 from benchmarks.arguments import positive
+from benchmarks.ladder import BASELINE, HELD_OUT_SEEDS, SOLVE_FRAMES, USED_UP_SEEDS
 from benchmarks.records import Record, Setting, grouped, read_records
 from benchmarks.report import (
+    HARDWARE,
     in_rows,
     join_machine,
     output_folder,
-    short_machine,
     spread,
     write_csv,
     write_table,
 )
-from benchmarks.runner import BASELINE, EARLIER_HELD_OUT_SEEDS, HELD_OUT_SEEDS, SOLVE_FRAMES
 
 HOUR = 3_600.0  # seconds
 MOST_COLUMNS = 40  # of the learning curve
 RESAMPLES, CONFIDENCE = 10_000, 0.95  # of the bootstrap
 RUNS_HEADER = ["script", "seed", "fps", "minutes", "frames", "avg_reward", "solved", "finished"]
 RUNS_HEADER += ["evaluation", "evaluation_sd", "fps_to_01", "commit", "machine", "folder"]
-NOTES = [
-    "Medians over the seeds (and their range). FPS: agent steps per second of wall clock while "
-    "training, filling of the replay buffer not included. FPS / 01's: against the nearest run of "
-    "01 with like settings on that machine that was not an hour away. Minutes: wall clock from the "
-    "first environment step until avg_reward was at 17, or until the trial of the agent after that "
-    "was won. Evaluation: mean reward of the games after training.",
-    "Of runs that were started to solve Pong: one that did not counts as if it had, at its frame "
-    f"limit ({SOLVE_FRAMES:,} where none was given; an interrupted run's minutes grow to the limit "
-    'at its own speed). What this changes is a lower bound: ">". IQM: interquartile mean, with its '
-    f"{CONFIDENCE:.0%} interval from a bootstrap ({RESAMPLES:,} resamples of the seeds; Agarwal et "
-    "al., arXiv:2108.13264).",
-]
-CURVE_NOTE = (
-    "By thousands of frames: mean reward of the games that ended there / their mean length in "
-    "frames; of several seeds the median. A dash: no game ended there, or one of the runs had "
-    "ended. A run that solved Pong stays in the median with its last column."
-)
-
+NOTE = "Medians over the seeds (and their range); docs/benchmarks.md explains the columns."
+BOUND_NOTE = '">": a lower bound, because a run was not solved: it counts as if at its frame limit.'
+BOOK_NOTE = "The book: second edition (GTX 1080 Ti); third edition (a newer GPU, solved at 18)."
+# What the chapter measured: FPS, then minutes, of its second and its third edition.
+BOOK = {
+    "00_slow_grads": ((157, 219), (115, 51.0)),
+    BASELINE: ((159, 229), (105, 52.2)),
+    "02_n_envs": ((228, 395), (44, 36.0)),
+    "03_parallel": ((402, 290), (59, 31.2)),
+    "04_new_wrappers_n_env": ((330, 448), (40, 47.4)),
+    "04_new_wrappers_parallel": ((409, 325), (31, 30.0)),
+}
 
 Column = tuple[float, float]  # of the games that ended in one part of a run: mean reward and length
 
@@ -69,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the runs; write and print the table, draw the chart."""
+    """Read the runs; write and print the table, draw the charts."""
     from benchmarks import charts  # late: --help need not wait for matplotlib
 
     records, left_out = drop_superseded(read_all(args.runs))
@@ -82,44 +78,31 @@ def run(args: argparse.Namespace) -> int:
     out = output_folder(args.out or alone)
     ladder = sorted(records, key=lambda record: (record.script, record.seed))
     groups = grouped(ladder, lambda record: record.setting)
-    rows, curves = [], []
+    rows: list[dict[str, str]] = []
+    names: dict[str, list[Record]] = {}
     for runs in groups:
         name = label(runs[0], groups)
-        line = row(name, runs, ladder, edges)
-        curves.append((name + f", machine {line['machine']}" * bool(line["machine"]), runs))
-        rows.append(line)
+        rows.append(row(name, runs, groups, edges))
+        machine = f", machine {rows[-1]['machine']}" * bool(rows[-1]["machine"])
+        names.setdefault(name + machine, []).extend(runs)
         if args.every and len(runs) > 1:
-            rows += [row(name, [one], ladder, edges) for one in runs]
-    notes = [CURVE_NOTE] * bool(args.every)
+            rows += [row(name, [one], groups, edges) for one in runs]
+    header = [name for name in rows[0] if any(cells[name] for cells in rows)]
+    table = [[cells[name] for name in header] for cells in rows]
+    bounds = any(cell.startswith(">") or " > " in cell for cells in table for cell in cells)
+    notes = [*describe(ladder), NOTE, *[BOUND_NOTE] * bounds]
+    notes += [BOOK_NOTE] * any(name.startswith("book") for name in header)
     notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
-    corner = write_rows(out / "table", "Runs", rows, ladder, notes)
+    print(write_table(out / "table", "Runs", header, table, notes))
     write_csv(out / "runs.csv", [RUNS_HEADER, *(numbers(record, records) for record in records)])
-    charts.reward_chart(out / "table.png", curves, corner)
+    seeds = in_rows({record.seed for record in records})
+    corner = [join_machine(machine, HARDWARE) for machine in machines_of(ladder)]
+    corner = "; ".join([*corner, f"seeds {seeds}"])
+    charts.reward_chart(out / "table.png", names, corner)
+    fps = {name: fps_of(runs) for name, runs in names.items()}
+    charts.fps_chart(out / "fps.png", fps, corner)
     print(f"written to {out}")
     return 0
-
-
-def write_rows(
-    path_without_suffix: Path,
-    title: str,
-    rows: Sequence[dict[str, str]],
-    records: Sequence[Record],
-    notes: Sequence[str],
-) -> str:
-    """Write and print a table of runs, without the columns in which nothing is said.
-
-    Its rows are as of ``row``; every such table has notes of its own besides these. Returns the
-    machines and the seeds, for the corner of a chart.
-    """
-    machines = machines_of(records)
-    names = dict.fromkeys(name for cells in rows for name in cells)
-    header = [name for name in names if any(cells.get(name) for cells in rows)]
-    seeds = in_rows({record.seed for record in records})
-    notes = [*describe(records), *NOTES, *notes]
-    notes += [book.NOTE] * ("book: minutes" in header)
-    table = [[cells.get(name, "") for name in header] for cells in rows]
-    print(write_table(path_without_suffix, title, header, table, notes))
-    return "; ".join([*map(short_machine, machines), f"seeds {seeds}"])
 
 
 def read_all(folders: Sequence[Path]) -> list[Record]:
@@ -174,7 +157,7 @@ def fps_of(records: Sequence[Record]) -> list[float]:
 
 def machines_of(records: Sequence[Record]) -> list[dict[str, Setting]]:
     """The machines of the runs, each once."""
-    return list({record.place: record.machine for record in records}.values())
+    return list({frozenset(one.machine.items()): one.machine for one in records}.values())
 
 
 def describe(records: Sequence[Record]) -> list[str]:
@@ -187,54 +170,93 @@ def describe(records: Sequence[Record]) -> list[str]:
     told += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'not told'}"
     names = [f"Machine {n}" for n in range(1, len(machines) + 1)] if machines[1:] else ["Machine"]
     described = [join_machine(machine) or "not told by the runs" for machine in machines]
-    return [*(f"{n}: {told}" for n, told in zip(names, described, strict=True)), told]
+    return [*(f"{name}: {one}" for name, one in zip(names, described, strict=True)), told]
 
 
 def row(
     name: str,
     runs: Sequence[Record],
-    records: Sequence[Record],
+    groups: Sequence[Sequence[Record]],
     edges: range = range(0),
 ) -> dict[str, str]:
-    """A line of the table: the runs of one setting on one machine, among all records.
+    """A line of the table: the runs of one setting on one machine, among those of all settings.
 
     ``edges`` is where the columns of the learning curve begin, in frames; empty: there is none.
     """
+    records = [record for group in groups for record in group]
     machines = machines_of(records)
     solved = [record.solved for record in runs]
     whole_way = went_the_whole_way(runs)
     certain = [one or not whole_way for one in solved]  # the others did run for so many frames
-    ways = [way_to_solve(one) if whole_way else (one.frames, one.minutes) for one in runs]
-    frames, minutes = zip(*ways, strict=True)
+    frames, minutes = zip(*ways_of(runs), strict=True)
     won = summary([record.minutes for record in runs], certain, "{:,.1f}")
     unfinished = sum(not record.finished for record in runs)
     seeds = [record.seed for record in runs]
-    held_out = set(seeds) <= {*HELD_OUT_SEEDS, *EARLIER_HELD_OUT_SEEDS}
+    held_out = set(seeds) <= {*HELD_OUT_SEEDS, *USED_UP_SEEDS}
     rewards = [record.avg_reward for record in runs if record.avg_reward is not None]
-    ratios = [ratio for record in runs if (ratio := fps_to_01(record, records)) is not None]
-    theirs = book.RUNGS.get(runs[0].script, book.Measured("", ""))
+    book_fps, book_minutes = (against_01(runs[0].script, which) for which in (0, 1))
     cells = {
         "rung": name,
         "machine": f"{machines.index(runs[0].machine) + 1}" if machines[1:] else "",
         "seeds": in_rows(seeds) + " (held out)" * held_out,
         "solved": f"{sum(solved)} of {len(runs)}" + f", {unfinished} unfinished" * bool(unfinished),
-        "FPS": spread(fps_of(runs)),
-        "FPS / 01's": spread(ratios, 2 if max(ratios, default=0) < 10 else 1),
+        "FPS": spread(fps_of(runs)) or "did not train",
+        "FPS / 01's": fps_ratios(runs, records),
         "frames": summary(frames, certain, "{:,.0f}"),
         "frames: IQM (95 %)": iqm(frames, certain, "{:,.0f}") if whole_way else "",
         "minutes": summary(minutes, certain, "{:,.1f}"),
+        "minutes / 01's": minutes_ratio(runs, groups) if whole_way else "",
         "minutes: IQM (95 %)": iqm(minutes, certain, "{:,.1f}") if whole_way else "",
         "minutes: trial won": won if any(record.tried for record in runs) else "",
-        "avg_reward": spread(rewards, 1),
+        "avg_reward": spread(rewards, 1) or "no game ended",
         "evaluation": spread([mean(r.evaluation) for r in runs if r.evaluation], 1),
-        "book: FPS": theirs.fps,
-        "book: minutes": theirs.minutes,
+        "book: FPS (/ 01's)": book_fps,
+        "book: minutes (/ 01's)": book_minutes,
     }
     if not edges:
         return cells
     columns = [f"{at // 1_000:,}-{(at + edges.step) // 1_000:,}" for at in edges]
-    curves = [held(learning_curve(one, edges), one.solved and len(runs) > 1) for one in runs]
+    curves = [learning_curve(one, edges, hold=len(runs) > 1) for one in runs]
     return cells | dict(zip(columns, map(shown, zip(*curves, strict=True)), strict=True))
+
+
+def against_01(script: str, which: int) -> str:
+    """What the book measured of a rung, and that as a ratio to its 01, for both editions."""
+    if script not in BOOK:
+        return ""
+    pairs = zip(BOOK[script][which], BOOK[BASELINE][which], strict=True)
+    ratio = "" if script == BASELINE else " ({:.2f})"
+    return "; ".join(f"{value:g}{ratio.format(value / base)}" for value, base in pairs)
+
+
+def fps_ratios(runs: Sequence[Record], records: Sequence[Record]) -> str:
+    """Their FPS against those of 01, or why there are none; nothing if 01 was not run."""
+    ratios = [ratio for one in runs if (ratio := fps_to_01(one, records)) is not None]
+    if ratios or not fps_of(runs):
+        return spread(ratios, 2 if max(ratios, default=0) < 10 else 1)
+    return elsewhere(runs[0], [r for r in records if r.script == BASELINE and r.fps], records)
+
+
+def minutes_ratio(runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -> str:
+    """The median of their minutes against that of 01 with the settings most like theirs."""
+    baselines = [g for g in groups if g[0].script == BASELINE and all(r.solved for r in g)]
+    here = [group for group in baselines if group[0].machine == runs[0].machine]
+    if not here:
+        records = [record for group in groups for record in group]
+        return elsewhere(runs[0], [group[0] for group in baselines], records)
+    base = max(here, key=lambda group: alike(runs[0], group[0]))
+    theirs = median(minutes for _, minutes in ways_of(base))
+    ratios = [minutes / theirs for _, minutes in ways_of(runs)]
+    return bound(np.median, ratios, [record.solved for record in runs], "{:.2f}")
+
+
+def elsewhere(run: Record, baselines: Sequence[Record], records: Sequence[Record]) -> str:
+    """Why there is no run of 01 to compare with, if it was run at all."""
+    if any(one.machine == run.machine for one in baselines):
+        return "no 01 in that hour"
+    machines = machines_of(records)
+    numbers = {machines.index(one.machine) + 1 for one in baselines}
+    return f"01 ran on machine {in_rows(numbers)}" if numbers else ""
 
 
 def went_the_whole_way(runs: Sequence[Record]) -> bool:
@@ -243,13 +265,20 @@ def went_the_whole_way(runs: Sequence[Record]) -> bool:
     return limit == 0 or limit >= SOLVE_FRAMES or any(record.solved for record in runs)
 
 
-def way_to_solve(record: Record) -> tuple[float, float]:
-    """Frames and minutes to the bar; if the run did not solve Pong, as many as to its limit."""
-    if record.solved:
-        return record.to_bar
-    limit = float(record.settings.get("max_frames", 0)) or SOLVE_FRAMES
-    frames = max(limit, record.frames)
-    return frames, record.minutes * (frames / record.frames if record.frames else 1.0)
+def ways_of(runs: Sequence[Record]) -> list[tuple[float, float]]:
+    """The frames and minutes of each run: to the bar, or of one for its FPS, all of them.
+
+    One that was to solve Pong, and did not, counts as if at its limit, at its own speed.
+    """
+    if not went_the_whole_way(runs):
+        return [(one.frames, one.minutes) for one in runs]
+    ways = []
+    for one in runs:
+        limit = float(one.settings.get("max_frames", 0)) or SOLVE_FRAMES
+        frames = max(limit, one.frames)
+        minutes = one.minutes * (frames / one.frames if one.frames else 1.0)
+        ways.append(one.to_bar if one.solved else (frames, minutes))
+    return ways
 
 
 def summary(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
@@ -275,16 +304,14 @@ def bound(
 ) -> str:
     """A statistic; with ">" unless it stays what it is however late the other runs would be."""
     known = np.array(values, float)
-    latest = np.where(certain, known, np.inf)
-    sure = statistic(known) == statistic(latest)
+    sure = statistic(known) == statistic(np.where(certain, known, np.inf))
     return ("" if sure else "> ") + form.format(statistic(known))
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """The mean over the last axis, the runs, without the lowest and the highest quarter.
+    """The mean over the last axis, the runs, without its lowest and highest quarter.
 
-    Quarters are rounded down to whole runs. A median of few runs jumps from one to the next, and a
-    mean follows a single unlucky one.
+    Quarters are rounded down to whole runs.
     """
     ordered = np.sort(values, axis=-1)
     quarter = ordered.shape[-1] // 4
@@ -296,11 +323,15 @@ def bootstrap_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> tu
 
     The resamples are always the same. An end is the value of a resample, never between two of them.
     """
-    drawn = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
-    outside = (1 - confidence) / 2
-    means, ends = interquartile_mean(drawn), [outside, 1 - outside]
+    means = interquartile_mean(np.random.default_rng(0).choice(values, (RESAMPLES, len(values))))
+    ends = (1 - confidence) / 2, (1 + confidence) / 2
     low, high = np.quantile(means, ends, method="inverted_cdf").tolist()
     return low, high
+
+
+def alike(run: Record, other: Record) -> int:
+    """How many settings of another run are those of this one, too."""
+    return sum(run.settings.get(name) == value for name, value in other.settings.items())
 
 
 def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
@@ -313,13 +344,10 @@ def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
         first, second = sorted((run, other), key=lambda record: record.started)
         return max(0.0, second.started - (first.started + 60 * first.minutes))
 
-    def alike(other: Record) -> int:
-        return sum(run.settings.get(name) == value for name, value in other.settings.items())
-
     baselines = [r for r in records if r.script == BASELINE and r.fps and r.machine == run.machine]
     near = min(
         baselines,
-        key=lambda other: (-alike(other), apart(other), abs(other.started - run.started)),
+        key=lambda other: (-alike(run, other), apart(other), abs(other.started - run.started)),
         default=None,
     )
     if near is None or near.fps is None or run.fps is None or apart(near) > HOUR:
@@ -327,18 +355,16 @@ def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
     return run.fps / near.fps
 
 
-def learning_curve(record: Record, edges: range) -> list[Column | None]:
-    """The games that ended between two edges; None where there was none."""
+def learning_curve(record: Record, edges: range, hold: bool) -> list[Column | None]:
+    """The games that ended between two edges; None where there was none.
+
+    If the curve is to ``hold`` and the run solved Pong, its last column fills the rest.
+    """
     number = (record.curves.frames - 1) // edges.step  # game -> column; it ends with its last frame
+    last = number[-1] if hold and record.solved and len(number) else len(edges)
+    games = [number == min(column, last) for column in range(len(edges))]
     reward, steps = record.curves.reward, record.curves.steps
-    columns = (number == column for column in range(len(edges)))
-    return [(reward[c].mean(), steps[c].mean()) if c.any() else None for c in columns]
-
-
-def held(curve: Sequence[Column | None], solved: bool) -> list[Column | None]:
-    """The curve; if the run solved Pong, its last column fills the rest."""
-    last = max((i for i, column in enumerate(curve) if column), default=0)
-    return [curve[last] if solved and i > last else column for i, column in enumerate(curve)]
+    return [(reward[one].mean(), steps[one].mean()) if one.any() else None for one in games]
 
 
 def shown(columns: Sequence[Column | None]) -> str:

@@ -1,0 +1,167 @@
+"""A rung as a program, under torch's profiler, with a name around what its functions do.
+
+    python -c "from benchmarks.profiled import main; main()" FOLDER UPDATES RUNG.py [flags]
+
+Run by ``python -m benchmarks breakdown``. After some updates to warm up, so many are timed, and so
+many more are profiled; then the run ends. FOLDER gets a trace of each process, and what was timed.
+"""
+
+import functools
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import ale_py
+import torch
+from ignite.engine import Engine, Events
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import profile, record_function
+
+from emulator.threads import ThreadedPongVectorEnv
+from lib.games import atari_wrappers
+from lib.learning.agents import EpsilonGreedyAgent, Exploration
+from lib.learning.compiled_update import CapturedForward
+from lib.learning.dqn_model import DQN
+from lib.learning.replay_buffer import ReplayBuffer
+from lib.players.player import ExperienceQueue, Player
+
+WARM_UP = 20  # updates before anything is timed
+PROFILER_WARM_UP = 2  # updates in which the profiler gets its memory
+MEASURED = "measured"  # the name of what is profiled, as a whole
+TRAINER, PLAYER, LAPS = "trainer.json.gz", "player.json.gz", "laps.json"
+# Part of an iteration -> the functions that do it, as (class, method). What one of them calls is
+# charged to the inner part alone. A rung uses some of them. ``update`` is what the engine calls.
+PARTS = {
+    "environment": [
+        (ale_py.env.AtariEnv, "step"),
+        (ale_py.env.AtariEnv, "reset"),
+        (ThreadedPongVectorEnv, "_play"),
+    ],
+    "wrappers": [(atari_wrappers.FrameStack, "step"), (atari_wrappers.FrameStack, "reset")],
+    "choosing actions": [
+        (EpsilonGreedyAgent, "__call__"),
+        (CapturedForward, "__call__"),
+        (Exploration, "__call__"),
+    ],
+    "waiting": [  # and unpacking what arrives
+        (Connection, "poll"),
+        (Connection, "recv"),
+        (ale_py.AtariVectorEnv, "recv"),
+        (ThreadedPongVectorEnv, "recv"),
+    ],
+    "sending": [(ExperienceQueue, "put")],
+    "storing": [(ReplayBuffer, "extend")],
+    "sampling": [(ReplayBuffer, "sample")],
+    "forward": [(DQN, "forward")],
+    "backward": [(torch.Tensor, "backward")],
+    "optimizer": [(torch.optim.Adam, "step"), (torch.optim.Adam, "zero_grad")],
+    "update": [],
+    "logging and handlers": [(Engine, "_fire_event")],
+}
+
+
+def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a name in the trace."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        with record_function(name):
+            return function(*args, **keywords)
+
+    return call
+
+
+def name_parts() -> None:
+    """Name the functions of the parts."""
+    show_threads_of_ale()
+    for name, functions in PARTS.items():
+        for owner, method in functions:
+            setattr(owner, method, named(name, getattr(owner, method)))
+
+
+def show_threads_of_ale() -> None:
+    """Let a thread of ours receive in the rung's place: ALE's own threads do not tell the trace."""
+    send, recv = ale_py.AtariVectorEnv.send, named("environment", ale_py.AtariVectorEnv.recv)
+    waiter = ThreadPoolExecutor(1)
+
+    def send_and_wait(self: Any, actions: Any) -> None:
+        send(self, actions)
+        self.outcome = waiter.submit(recv, self)
+
+    ale_py.AtariVectorEnv.send = send_and_wait
+    ale_py.AtariVectorEnv.recv = lambda self: self.outcome.result()
+
+
+class Profiled:
+    """What a player does, under a profiler of its own."""
+
+    def __init__(self, play: Callable[..., None], folder: Path) -> None:
+        self.play, self.folder = play, folder
+
+    def __call__(self, *args: Any) -> None:
+        """Play, in the player's process."""
+        name_parts()
+        profiler = new_profiler()
+        try:
+            with profiler:
+                self.play(*args)
+        finally:
+            profiler.export_chrome_trace(str(self.folder / PLAYER))
+
+
+def new_profiler() -> profile:
+    """A profiler of all threads, and of the GPU if there is one."""
+    return profile(experimental_config=_ExperimentalConfig(profile_all_threads=True))
+
+
+def main() -> None:
+    """Run the rung."""
+    folder, updates = Path(sys.argv[1]), int(sys.argv[2])
+    sys.argv[:3] = []
+    name_parts()
+    make_player, run_engine = Player.__init__, Engine.run
+    profiler, measured = new_profiler(), record_function(MEASURED)
+    laps: list[tuple[int, float]] = []  # frames and seconds
+
+    def lap(engine: Engine) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        laps.append((engine.state.frames, perf_counter()))
+
+    def start(engine: Engine) -> None:
+        lap(engine)
+        profiler.start()
+
+    def begin(engine: Engine) -> None:
+        lap(engine)
+        measured.__enter__()
+
+    def end(engine: Engine) -> None:
+        lap(engine)
+        measured.__exit__(None, None, None)
+        profiler.stop()
+        profiler.export_chrome_trace(str(folder / TRAINER))
+        operators = profiler.key_averages().table("self_cpu_time_total", row_limit=20)
+        (folder / "operators.txt").write_text(operators)
+        (folder / LAPS).write_text(json.dumps(laps))
+        engine.terminate()
+
+    def run(engine: Engine, *args: Any, **keywords: Any) -> Any:
+        engine._process_function = named("update", engine._process_function)
+        first, last = WARM_UP + updates, WARM_UP + updates + PROFILER_WARM_UP
+        moments = {WARM_UP: lap, first: start, last: begin, last + updates: end}
+        for number, handler in moments.items():
+            engine.add_event_handler(Events.ITERATION_COMPLETED(once=number), handler)
+        return run_engine(engine, *args, **keywords)
+
+    def make(self: Player, play: Callable[..., None], *args: Any, **keywords: Any) -> None:
+        make_player(self, Profiled(play, folder), *args, **keywords)
+
+    Engine.run, Player.__init__ = run, make
+    runpy.run_path(sys.argv[0], run_name="__main__")
