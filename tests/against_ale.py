@@ -250,7 +250,8 @@ def _frames(info: dict[str, Any]) -> np.ndarray:
 
 def _same(where: str, what: str, theirs: Any, own: Any) -> None:
     if not np.array_equal(own, theirs):  # a tenth of the time
-        np.testing.assert_array_equal(own, theirs, f"{where}: {what} differ, ALE's are the second")
+        told = f"{where}: {what} differ, ALE's are the second"
+        np.testing.assert_array_equal(own, theirs, told, strict=True)
 
 
 def main() -> None:
