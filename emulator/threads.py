@@ -13,7 +13,7 @@ from gymnasium.error import NoAsyncCallError
 
 from .games import Scratch, draw_game, reset_games, scratch, step_games
 from .pong import ACTIONS
-from .state import EMULATED_FRAMES, FIELDS, NOOPS_DRAWN, RAM
+from .state import EMULATED_FRAMES, FIELDS, NOOPS_DRAWN
 from .television import COLOURS, GREYS
 from .tia import LINES, WIDTH
 from .vector_env import BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
@@ -45,7 +45,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         threads = min(threads or _cores(), num_envs)
         edges = np.linspace(0, num_envs, threads + 1).astype(int)
         self._shares: list[Share] = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
-        self._pool = ThreadPoolExecutor(threads, "pong")
+        self._begin_threads()
         self._results: tuple[np.ndarray, ...] = ()
         self._seed(seed)
 
@@ -65,7 +65,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
             ValueError: there are options, or not as many seeds as games.
             EmulatorError: a picture changed too often to be drawn.
         """
-        self._check_options(options)
+        self._check_reset(options)
         self._wait()
         if seed is not None:
             self._seed(seed)
@@ -73,7 +73,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         for begin, end, work in self._shares:
             self._reset(begin, end, work, observations)
         self._observations = observations
-        return observations, self._info()
+        return observations.copy(), self._info()
 
     def send(self, actions: np.ndarray) -> None:
         """Let the games go on with these actions, integers (num_envs,); returns at once.
@@ -110,16 +110,13 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         self._begin("step", actions, own=self._shares[-1:])
         return self.recv()
 
-    @property
-    def ram(self) -> np.ndarray:
-        """The RAM of all games, uint8 (num_envs, 128)."""
-        return self._state[RAM : RAM + 128, : self.num_envs].T.astype(np.uint8)
-
-    def screen(self, i: int) -> np.ndarray:
-        """The last picture of game ``i``, uint8 (210, 160), as numbers of colours."""
+    def _draw(self, i: int) -> np.ndarray:
         picture = np.empty((LINES, WIDTH), np.uint8)
         draw_game(self._state, i, COLOURS, self._shares[0][2], picture)
         return picture
+
+    def _begin_threads(self) -> None:
+        self._pool, self._process = ThreadPoolExecutor(len(self._shares), "pong"), os.getpid()
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the threads."""
@@ -136,11 +133,13 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
                 f"actions are integers from 0 to {len(ACTIONS) - 1} of shape ({self.num_envs},), "
                 f"not {actions.dtype} of shape {actions.shape}: {reprlib.repr(actions.tolist())}"
             )
-        actions = np.ascontiguousarray(actions, np.int64)
+        actions = np.array(actions, np.int64)  # the caller may change its own before they are read
         before, self._observations = self._observations, np.empty_like(self._observations)
         ends = np.empty((2, self.num_envs), np.bool_)
         self._results = np.empty(self.num_envs, np.int32), *ends
         task = actions, before, self._observations
+        if self._process != os.getpid():
+            self._begin_threads()  # a fork has no threads of the process that it comes from
         others = self._shares[: len(self._shares) - len(own)]
         self._playing = (
             [self._pool.submit(self._play, *share, *task) for share in others],
@@ -195,7 +194,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
                 info["final_obs"][g] = observation
         if self._settings.reward_clipping:
             np.sign(rewards, out=rewards)
-        return self._observations, rewards, terminated, truncated, info
+        # The next ones begin with these, so who gets them gets a copy: 1 to 5 % of a step.
+        return self._observations.copy(), rewards, terminated, truncated, info
 
     def _info(self) -> dict[str, Any]:
         return {"episode_frame_number": self._state[EMULATED_FRAMES, : self.num_envs].copy()}

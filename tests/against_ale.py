@@ -23,11 +23,11 @@ from gymnasium.vector import AutoresetMode
 from emulator import PongVectorEnv
 from emulator.games import draw_game, reset_games, scratch, step_games
 from emulator.pong import FIRE, LEFT, NOOP, RIGHT, new_game
+from emulator.rom import BALL_Y, PADDLE_Y_A
 from emulator.state import FIELDS
 from emulator.television import COLOURS, RGB
 from emulator.tia import LINES, WIDTH
 
-BALL_Y, PADDLE_Y = 54, 51  # in RAM
 NO_LIMIT = 10**9  # emulated frames
 # Games that the agent wins, if no no-ops come before them: the actions, each for four emulated
 # frames. They were found by trying many actions in copies of a game, and taking what won a point.
@@ -55,7 +55,7 @@ def following(seed: int) -> Player:
 
     def act(ram: np.ndarray) -> np.ndarray:
         n = len(ram)
-        above = ram[:, BALL_Y].astype(int) - ram[:, PADDLE_Y] - 10  # the middle of the paddle
+        above = ram[:, BALL_Y].astype(int) - ram[:, PADDLE_Y_A] - 10  # the middle of the paddle
         follow = np.where(above > 2, LEFT, np.where(above < -2, RIGHT, NOOP))
         follow[ram[:, BALL_Y] == 0] = FIRE  # there is no ball
         return np.where(random.random(n) < 0.02, random.integers(6, size=n), follow)
@@ -133,13 +133,17 @@ class OneGame:
         return int(rewards[0]), bool(over[0])
 
 
-def ale_game() -> ALEInterface:
-    """Pong in ALE, as its vector environment sets it up, before the first FIRE."""
+def ale_game(cartridge: Path | None = None) -> ALEInterface:
+    """Pong in ALE, as its vector environment sets it up, before the first FIRE.
+
+    Args:
+        cartridge: another one, in a file that is called pong.bin, too.
+    """
     ALEInterface.setLoggerMode(LoggerMode.Error)  # no welcome
     ale = ALEInterface()
     ale.setFloat("repeat_action_probability", 0.0)
     ale.setInt("random_seed", 0)
-    ale.loadROM(roms.get_rom_path("pong"))
+    ale.loadROM(cartridge or roms.get_rom_path("pong"))
     ale.reset_game()
     return ale
 

@@ -1,8 +1,10 @@
 """The emulator against ALE, and as a vector environment."""
 
+import multiprocessing
+import os
 import re
 import threading
-from functools import partial
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -28,6 +30,8 @@ from gymnasium.error import (
 )
 
 from emulator import EmulatorError, threads, vector_env
+from emulator.rom import CLOCK
+from emulator.television import GREYS, RGB
 
 pytestmark = pytest.mark.usefixtures("console")
 RANDOM = np.random.default_rng(0).integers(6, size=(2_000, 4))  # actions of 4 games
@@ -45,6 +49,32 @@ def test_every_emulated_frame_is_that_of_ale() -> None:
     assert random["lost"] >= 2
     assert compare_frames(following(1), 3_000)["points"] > 2
     assert compare_frames(winning(0), 4 * len(WON_GAMES[0]))["won"] == 1
+
+
+def test_long_games_are_those_of_ale() -> None:
+    """After some 65,200 emulated frames the program shows the game in ever other colours."""
+    assert compare_frames(at_random(1), 4 * 1_500, ram={CLOCK: 255})["points"] > 0
+
+
+# A cartridge that shows one colour after the other. SEI; CLD; LDX #FF; TXS; LDA #0; STA 96, in
+# which ALE looks for the number of the game; frame: LDA #2; STA VSYNC; three STA WSYNC; LDA #0; STA
+# VSYNC; STA VBLANK; LDX #0; line: STA WSYNC; TXA; ASL; STA COLUBK; INX; BNE line; JMP frame
+RAINBOW = """
+    78 D8 A2 FF 9A A9 00 85 96 A9 02 85 00 85 02 85 02 85 02 A9 00 85 00 85 01 A2 00
+    85 02 8A 0A 85 09 E8 D0 F7 4C 09 F0
+"""
+
+
+def test_all_128_colours_are_those_of_ale(tmp_path: Path) -> None:
+    code = bytes.fromhex(RAINBOW)
+    cartridge = tmp_path / "pong.bin"
+    cartridge.write_bytes(code.ljust(2048 - 4, b"\0") + bytes.fromhex("00 F0 00 F0"))
+    ale = ale_game(cartridge)
+    ale.act(ale.getMinimalActionSet()[0])
+    screen = ale.getScreen()
+    assert len(np.unique(screen)) == 128
+    assert np.array_equal(RGB[screen], ale.getScreenRGB())
+    assert np.array_equal(GREYS[screen], ale.getScreenGrayscale())
 
 
 def test_every_step_is_that_of_ale_across_the_ends_of_games() -> None:
@@ -219,6 +249,41 @@ def test_it_is_a_vector_environment() -> None:
     games.close()
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_nobody_else_has_the_arrays_of_the_games(number: int) -> None:
+    games, others = envs(threads=number), envs(threads=number)
+    seen, other = games.reset()[0], others.reset()[0]
+    for actions in RANDOM[:20].copy():
+        seen[:] = 0
+        games.send(actions)
+        others.send(actions.copy())
+        actions[:] = 0
+        (seen, *_), (other, *_) = games.recv(), others.recv()
+        assert np.array_equal(seen, other)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+def test_games_go_on_in_a_fork() -> None:
+    games, (ours, theirs) = envs(), multiprocessing.Pipe()
+    games.reset()
+    games.step([0] * 4)  # the threads have begun
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=lambda: theirs.send(games.step([2] * 4)[0]), daemon=True)
+    process.start()
+    assert ours.poll(60)
+    assert np.array_equal(ours.recv(), games.step([2] * 4)[0])
+    process.join()
+
+
+def test_only_games_that_there_are_have_a_screen() -> None:
+    games = envs()
+    games.reset()
+    assert games.screen(3).any()
+    for number in (-1, 4, 1_000):
+        with pytest.raises(IndexError, match=f"there is no game {number}, there are 0 to 3"):
+            games.screen(number)
+
+
 def test_without_a_seed_games_differ_from_run_to_run() -> None:
     first, second = (envs(seed=None).reset()[1]["episode_frame_number"] for _ in range(2))
     assert not np.array_equal(first, second)  # 30 ** 4 starts: alike once in 810,000 times
@@ -245,7 +310,15 @@ def test_what_is_no_action_is_refused_in_one_line(actions: object) -> None:
         ({"threads": -1}, "threads is -1"),
         ({"noop_max": -1}, "noop_max is -1"),
         ({"max_num_frames_per_episode": 0}, "max_num_frames_per_episode is 0"),
+        ({"num_envs": 2.0}, "num_envs is 2.0, and must be a whole number"),
+        ({"frame_skip": 4.0}, "frame_skip is 4.0"),
+        ({"frame_skip": True}, "frame_skip is True"),
+        ({"max_num_frames_per_episode": 2**31}, "max_num_frames_per_episode is 2147483648"),
         ({"seed": [1, 2]}, "seed has the shape"),
+        ({"seed": 1.7}, "seed is 1.7, and must be a whole number"),
+        ({"seed": True}, "seed is True"),
+        ({"seed": 2**63}, "seed is 9223372036854775808"),
+        ({"seed": [0, 1, 2, -1]}, "seed is .*-1.*, and must"),
         ({"render_mode": "human"}, "render_mode is 'human', and must be rgb_array"),
         ({"device": "mps"}, "device is mps, and must be cpu or cuda"),
     ],
@@ -263,19 +336,26 @@ def test_settings_that_make_no_sense_are_refused(settings: dict, told: str) -> N
         ("reset step send send", AlreadyPendingCallError),
         ("render", ResetNeeded),
         ("reset send render", AlreadyPendingCallError),
+        ("reset send screen", AlreadyPendingCallError),
+        ("reset send ram", AlreadyPendingCallError),
         ("reset close send", ClosedEnvironmentError),
+        ("reset close screen", ClosedEnvironmentError),
+        ("close reset", ClosedEnvironmentError),
     ],
 )
 def test_calls_out_of_order_are_refused(calls: str, error: type[Exception]) -> None:
     games = envs(render_mode="rgb_array")
-    *before, last = [
-        partial(getattr(games, call), *([[0] * 4] if call in ("step", "send") else []))
-        for call in calls.split()
-    ]
+
+    def do(call: str) -> None:
+        method = getattr(games, call)
+        if call != "ram":
+            method(*{"step": [[0] * 4], "send": [[0] * 4], "screen": [0]}.get(call, []))
+
+    *before, last = calls.split()
     for call in before:
-        call()
+        do(call)
     with pytest.raises(error):
-        last()
+        do(last)
 
 
 def test_there_are_no_options() -> None:

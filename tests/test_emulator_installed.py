@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import ROOT
 
 from emulator import EmulatorError, missing
@@ -40,6 +41,13 @@ def test_a_missing_rom_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing().startswith("no ROM at /none/roms/pong.bin (No such file")
     monkeypatch.setattr("emulator.rom.find_spec", lambda name: None)
     assert missing() == "Pong's ROM comes with ale-py, which is not installed: pip install ale-py"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:99"])
+def test_a_missing_gpu_is_told(device: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert missing(device) == f"torch finds no GPU {device} on this machine"
 
 
 def test_files_import_only_those_above_them_in_the_documentation() -> None:
