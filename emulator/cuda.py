@@ -22,14 +22,7 @@ from .compiling import compiled, kept
 from .errors import EmulatorError
 from .games import draw_game, log_of, most_changes, reset_games, scratch, step
 from .preprocessing import COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS
-from .state import (
-    BANK,
-    EMULATED_FRAMES,
-    FIELDS,
-    LOG_SIZE,
-    NOOPS_DRAWN,
-    RAM,
-)
+from .state import BANK, EMULATED_FRAMES, FIELDS, LOG_SIZE, NOOPS_DRAWN, RAM
 from .television import COLOURS, GREYS, LOOK, draw
 from .tia import LINES, WIDTH
 from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_changes

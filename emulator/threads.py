@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numba
 import numpy as np
 from gymnasium.error import NoAsyncCallError
 
@@ -27,9 +28,6 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     Args:
         num_envs, settings: as for ``BasePongVectorEnv``.
         seed, threads: as for ``PongVectorEnv``.
-
-    Raises:
-        ValueError: a number is too small, or there are not as many seeds as games.
     """
 
     # A step that was sent: the shares of other threads, and what is left to the one that waits.
@@ -42,7 +40,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         super().__init__(num_envs, settings)
         # Two games at least: the compiled functions know arrays whose columns lie side by side.
         self._state = np.zeros((FIELDS, max(2, num_envs)), np.int32, order="F")
-        threads = min(threads or _cores(), num_envs)
+        threads = min(threads or numba.config.NUMBA_DEFAULT_NUM_THREADS, num_envs)
         edges = np.linspace(0, num_envs, threads + 1).astype(int)
         self._shares: list[Share] = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
         self._begin_threads()
@@ -127,8 +125,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         """Begin a step; ``own`` are the last shares, which whoever waits for it plays."""
         self._check_turn(call)
         actions = np.asarray(actions)
-        integers = actions.dtype.kind in "iu"
-        if not integers or actions.shape != (self.num_envs,) or not _all_below(actions):
+        good = actions.dtype.kind in "iu" and actions.shape == (self.num_envs,)
+        if not good or actions.min() < 0 or actions.max() >= len(ACTIONS):
             raise ValueError(
                 f"actions are integers from 0 to {len(ACTIONS) - 1} of shape ({self.num_envs},), "
                 f"not {actions.dtype} of shape {actions.shape}: {reprlib.repr(actions.tolist())}"
@@ -199,14 +197,3 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
 
     def _info(self) -> dict[str, Any]:
         return {"episode_frame_number": self._state[EMULATED_FRAMES, : self.num_envs].copy()}
-
-
-def _cores() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _all_below(actions: np.ndarray) -> bool:
-    return bool(actions.min() >= 0 and actions.max() < len(ACTIONS))

@@ -1,6 +1,6 @@
 """What games on the CPU and on a GPU have in common: settings, spaces, seeds and turns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -42,10 +42,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_at_least(0, noop_max=self.noop_max)
-        limit = self.max_num_frames_per_episode
-        check_at_least(
-            1, stack=self.stack, frame_skip=self.frame_skip, max_num_frames_per_episode=limit
-        )
+        check_at_least(1, stack=self.stack, frame_skip=self.frame_skip)
+        check_at_least(1, max_num_frames_per_episode=self.max_num_frames_per_episode)
         if self.render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode is {self.render_mode!r}, and must be rgb_array or None")
 
@@ -73,6 +71,7 @@ class BasePongVectorEnv(VectorEnv):
     _state: Any  # int32 (FIELDS, games)
     _noops: np.ndarray  # int32 (draws, games): emulated frames before the agent plays, by reset
     _observations: Any = None  # the last ones
+    _draw: Callable[[int], np.ndarray]  # the last picture of a game
     _playing: Any = None  # what ``recv`` waits for
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
@@ -140,11 +139,7 @@ class BasePongVectorEnv(VectorEnv):
 
     @property
     def ram(self) -> np.ndarray:
-        """The RAM of all games, uint8 (num_envs, 128).
-
-        Raises:
-            gymnasium.error.Error: closed, never reset, or ``recv`` was not called.
-        """
+        """The RAM of all games, uint8 (num_envs, 128); errors as for ``render``."""
         self._check_turn("ram")
         return np.array(self._state[RAM : RAM + 128, : self.num_envs].T, np.uint8)
 
@@ -159,9 +154,6 @@ class BasePongVectorEnv(VectorEnv):
         if i not in range(self.num_envs):
             raise IndexError(f"there is no game {i}, there are 0 to {self.num_envs - 1}")
         return self._draw(int(i))
-
-    def _draw(self, i: int) -> np.ndarray:
-        raise NotImplementedError
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """The last picture of every game, in colours: uint8 (210, 160, 3) each.
