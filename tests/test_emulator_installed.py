@@ -89,16 +89,6 @@ def test_processes_share_a_folder_and_delete_what_has_long_been_of_no_use(tmp_pa
     assert set(kept.iterdir()) == {other, new, now}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_to_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = kept_in(tmp_path)
-    kept.chmod(0o500)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert kept_in(tmp_path) == tmp_path / "home/.cache/pong-emulator" / kept.name
-
-
 def test_where_nothing_can_be_kept_nothing_is_left_behind(tmp_path: Path) -> None:
     package, home, temporary = (tmp_path / name for name in ("package", "home", "temporary"))
     for folder in (package, home, temporary):
