@@ -205,7 +205,7 @@ def test_the_timer_counts_down_slowly_and_after_zero_every_cycle(shift: int, per
 
 @given(
     st.integers(0, 60), st.integers(0, 700), st.integers(0, 159), st.integers(0, 3),
-    st.tuples(BYTE, BYTE, st.integers(0, 159), st.integers(0, 159)), st.tuples(BYTE, BYTE, BYTE),
+    st.tuples(BYTE, BYTE, st.integers(-9, 9), st.integers(-9, 9)), st.tuples(BYTE, BYTE, BYTE),
     st.booleans(),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
@@ -215,6 +215,7 @@ def test_collisions_are_those_of_going_through_the_pixels(
 ) -> None:  # fmt: skip
     s = np.zeros((state.FIELDS, 2), np.int32, order="F")
     begin += tia.FIRST_CLOCK - 30
+    players = (*players[:2], *((ball + near) % tia.WIDTH for near in players[2:]))
     s[state.COLLIDED], s[state.BALL], s[state.POSBL] = begin, 2, ball
     s[state.CTRLPF] = reflected | width << 4
     s[state.GRP0], s[state.GRP1], s[state.POSP0], s[state.POSP1] = np.array(players)[:, None] & 255
