@@ -37,6 +37,8 @@ def missing(device: str = "cpu") -> str | None:
         )
     if device.startswith("cuda"):
         for name in ("torch", "numba_cuda"):
+            if name == "numba_cuda" and not _has_gpu(device):
+                return f"torch finds no GPU {device} on this machine"
             if find_spec(name) is None:
                 return f"on a GPU the emulator needs {name}: pip install -r requirements-cuda.txt"
     try:
@@ -44,6 +46,14 @@ def missing(device: str = "cpu") -> str | None:
     except EmulatorError as error:
         return str(error)
     return None
+
+
+def _has_gpu(device: str) -> bool:
+    """Whether torch finds this GPU; Numba's simulator needs none."""
+    if import_module("numba").config.ENABLE_CUDASIM:
+        return True
+    torch = import_module("torch")
+    return (torch.device(device).index or 0) < torch.cuda.device_count()
 
 
 def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lock was
@@ -87,8 +97,8 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
         render_mode: rgb_array, then ``render`` returns pictures; or None.
 
     Raises:
-        ValueError: a number is too small, there are not as many seeds as games, or there is no such
-            device or render mode.
+        ValueError: a number is too small, too large or not whole, there are not as many seeds as
+            games, or there is no such device or render mode.
         EmulatorError: something is missing, see ``missing``.
     """
     if problem := missing(str(device)):

@@ -194,7 +194,7 @@ class _Structure:
 
     def __init__(self, routine: Routine) -> None:
         self.blocks = routine.blocks
-        order = list(_postorder(routine))[::-1]
+        order = list(_postorder(routine.blocks, routine.entry, set()))[::-1]
         self.rank = {start: number for number, start in enumerate(order)}
         self.before: dict[int, list[int]] = {start: [] for start in order}
         for start in order:
@@ -278,22 +278,13 @@ class _Structure:
         return ways[0] if ways else [End(block)]
 
 
-def _postorder(routine: Routine) -> Iterator[int]:
+def _postorder(blocks: dict[int, Block], start: int, seen: set[int]) -> Iterator[int]:
     """The blocks, each after all that it leads to but for the way back."""
-    seen = {routine.entry}
-    path: list[tuple[int, list[int]]] = [
-        (routine.entry, list(routine.blocks[routine.entry].targets))
-    ]
-    while path:
-        start, targets = path[-1]
-        if not targets:
-            path.pop()
-            yield start
-            continue
-        target = targets.pop(0)
+    seen.add(start)
+    for target in blocks[start].targets:
         if target not in seen:
-            seen.add(target)
-            path.append((target, list(routine.blocks[target].targets)))
+            yield from _postorder(blocks, target, seen)
+    yield start
 
 
 def ways_out(statements: list) -> set[int]:

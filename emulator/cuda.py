@@ -22,14 +22,7 @@ from .compiling import compiled, kept
 from .errors import EmulatorError
 from .games import draw_game, log_of, most_changes, reset_games, scratch, step
 from .preprocessing import COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS
-from .state import (
-    BANK,
-    EMULATED_FRAMES,
-    FIELDS,
-    LOG_SIZE,
-    NOOPS_DRAWN,
-    RAM,
-)
+from .state import BANK, EMULATED_FRAMES, FIELDS, LOG_SIZE, NOOPS_DRAWN, RAM
 from .television import COLOURS, GREYS, LOOK, draw
 from .tia import LINES, WIDTH
 from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_changes
@@ -197,7 +190,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         self, *, seed: Seed | None = None, options: dict[str, Any] | None = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """As ``ThreadedPongVectorEnv.reset``."""
-        self._check_options(options)
+        self._check_reset(options)
         if seed is not None:
             self._seed(seed)
         self._playing = []
@@ -205,7 +198,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         self._observations = torch.empty(self._shape, dtype=torch.uint8, device=self.device)
         new = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._see(new, new, self._observations)
-        return self._observations, self._info()
+        return self._observations.clone(), self._info()
 
     def send(self, actions: Any) -> None:
         """Let the games go on with these actions: a tensor there, int64 (num_envs,), or an array.
@@ -234,7 +227,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         if not self._playing:
             raise NoAsyncCallError("recv: call send first", "recv")
         (rewards, over, cut), self._playing = self._playing, []
-        return self._observations, rewards, over, cut, self._info()
+        return self._observations.clone(), rewards, over, cut, self._info()
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """``send`` and ``recv``."""
@@ -243,11 +236,12 @@ class CudaPongVectorEnv(BasePongVectorEnv):
 
     @property
     def ram(self) -> np.ndarray:
-        """The RAM of all games, uint8 (num_envs, 128); waits for the device."""
+        """As ``BasePongVectorEnv.ram``; waits for the device."""
+        self._check_turn("ram")
         return self._state[RAM : RAM + 128].T.to("cpu", torch.uint8).numpy()
 
-    def screen(self, i: int) -> np.ndarray:
-        """As ``BasePongVectorEnv.screen``; the CPU draws it."""
+    def _draw(self, i: int) -> np.ndarray:
+        """On the CPU."""
         state = np.zeros((FIELDS, 2), np.int32, order="F")
         state[:, 0] = self._state[:, i].cpu()
         picture = np.empty((LINES, WIDTH), np.uint8)

@@ -8,12 +8,13 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numba
 import numpy as np
 from gymnasium.error import NoAsyncCallError
 
 from .games import Scratch, draw_game, reset_games, scratch, step_games
 from .pong import ACTIONS
-from .state import EMULATED_FRAMES, FIELDS, NOOPS_DRAWN, RAM
+from .state import EMULATED_FRAMES, FIELDS, NOOPS_DRAWN
 from .television import COLOURS, GREYS
 from .tia import LINES, WIDTH
 from .vector_env import BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
@@ -27,9 +28,6 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     Args:
         num_envs, settings: as for ``BasePongVectorEnv``.
         seed, threads: as for ``PongVectorEnv``.
-
-    Raises:
-        ValueError: a number is too small, or there are not as many seeds as games.
     """
 
     # A step that was sent: the shares of other threads, and what is left to the one that waits.
@@ -42,10 +40,10 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         super().__init__(num_envs, settings)
         # Two games at least: the compiled functions know arrays whose columns lie side by side.
         self._state = np.zeros((FIELDS, max(2, num_envs)), np.int32, order="F")
-        threads = min(threads or _cores(), num_envs)
+        threads = min(threads or numba.config.NUMBA_DEFAULT_NUM_THREADS, num_envs)
         edges = np.linspace(0, num_envs, threads + 1).astype(int)
         self._shares: list[Share] = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
-        self._pool = ThreadPoolExecutor(threads, "pong")
+        self._begin_threads()
         self._results: tuple[np.ndarray, ...] = ()
         self._seed(seed)
 
@@ -65,7 +63,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
             ValueError: there are options, or not as many seeds as games.
             EmulatorError: a picture changed too often to be drawn.
         """
-        self._check_options(options)
+        self._check_reset(options)
         self._wait()
         if seed is not None:
             self._seed(seed)
@@ -73,7 +71,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         for begin, end, work in self._shares:
             self._reset(begin, end, work, observations)
         self._observations = observations
-        return observations, self._info()
+        return observations.copy(), self._info()
 
     def send(self, actions: np.ndarray) -> None:
         """Let the games go on with these actions, integers (num_envs,); returns at once.
@@ -110,16 +108,13 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         self._begin("step", actions, own=self._shares[-1:])
         return self.recv()
 
-    @property
-    def ram(self) -> np.ndarray:
-        """The RAM of all games, uint8 (num_envs, 128)."""
-        return self._state[RAM : RAM + 128, : self.num_envs].T.astype(np.uint8)
-
-    def screen(self, i: int) -> np.ndarray:
-        """The last picture of game ``i``, uint8 (210, 160), as numbers of colours."""
+    def _draw(self, i: int) -> np.ndarray:
         picture = np.empty((LINES, WIDTH), np.uint8)
         draw_game(self._state, i, COLOURS, self._shares[0][2], picture)
         return picture
+
+    def _begin_threads(self) -> None:
+        self._pool, self._process = ThreadPoolExecutor(len(self._shares), "pong"), os.getpid()
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the threads."""
@@ -130,17 +125,19 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         """Begin a step; ``own`` are the last shares, which whoever waits for it plays."""
         self._check_turn(call)
         actions = np.asarray(actions)
-        integers = actions.dtype.kind in "iu"
-        if not integers or actions.shape != (self.num_envs,) or not _all_below(actions):
+        good = actions.dtype.kind in "iu" and actions.shape == (self.num_envs,)
+        if not good or actions.min() < 0 or actions.max() >= len(ACTIONS):
             raise ValueError(
                 f"actions are integers from 0 to {len(ACTIONS) - 1} of shape ({self.num_envs},), "
                 f"not {actions.dtype} of shape {actions.shape}: {reprlib.repr(actions.tolist())}"
             )
-        actions = np.ascontiguousarray(actions, np.int64)
+        actions = np.array(actions, np.int64)  # the caller may change its own before they are read
         before, self._observations = self._observations, np.empty_like(self._observations)
         ends = np.empty((2, self.num_envs), np.bool_)
         self._results = np.empty(self.num_envs, np.int32), *ends
         task = actions, before, self._observations
+        if self._process != os.getpid():
+            self._begin_threads()  # a fork has no threads of the process that it comes from
         others = self._shares[: len(self._shares) - len(own)]
         self._playing = (
             [self._pool.submit(self._play, *share, *task) for share in others],
@@ -195,18 +192,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
                 info["final_obs"][g] = observation
         if self._settings.reward_clipping:
             np.sign(rewards, out=rewards)
-        return self._observations, rewards, terminated, truncated, info
+        # The next ones begin with these, so who gets them gets a copy: 1 to 5 % of a step.
+        return self._observations.copy(), rewards, terminated, truncated, info
 
     def _info(self) -> dict[str, Any]:
         return {"episode_frame_number": self._state[EMULATED_FRAMES, : self.num_envs].copy()}
-
-
-def _cores() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _all_below(actions: np.ndarray) -> bool:
-    return bool(actions.min() >= 0 and actions.max() < len(ACTIONS))

@@ -119,21 +119,17 @@ def _translate_blocks(
                 entry = program.interrupt if instruction.name == "BRK" else instruction.operand
                 pushed = return_address(instruction, stack)
                 depth = stack - (2 if instruction.name == "JSR" else 3)
-                steps.append((instruction, [*pushed, _call(called(entry, depth))]))
+                steps.append((instruction, [*pushed, Step("", (), called(entry, depth))]))
             else:
                 steps.append((instruction, list(meaning(instruction, stack))))
             stack = _stack_after(instruction, previous, stack)
             previous = instruction
         if block.tail_call is not None:
-            steps.append((None, [_call(called(block.tail_call, stack))]))
+            steps.append((None, [Step("", (), called(block.tail_call, stack))]))
         for target in block.targets:
             if stacks.setdefault(target, stack) != stack:
                 raise EmulatorError(f"the stack at {target:04X} may be at two places")
             waiting.append(target)
-
-
-def _call(routine: Translated) -> Step:
-    return Step("", (), routine)
 
 
 def _stack_after(
@@ -149,13 +145,9 @@ def _stack_after(
 
 def _find_changes(routines: list[Translated]) -> None:
     """Which variables a routine, or what it calls, may change."""
-    for routine in routines:  # what is called comes first, but for the main program
+    for routine in [*routines[1:], routines[0]]:  # what is called comes first
         for step in _all_steps(routine):
             routine.changes |= step.call.changes if step.call else set(step.targets)
-    top = routines[0]
-    for step in _all_steps(top):
-        if step.call:
-            top.changes |= step.call.changes
 
 
 def _all_steps(routine: Translated) -> Iterator[Step]:

@@ -1,6 +1,6 @@
 """What games on the CPU and on a GPU have in common: settings, spaces, seeds and turns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,10 +14,11 @@ from gymnasium.vector.utils import batch_space
 from .errors import EmulatorError
 from .pong import ACTIONS, new_game
 from .preprocessing import SIZE
-from .state import LOG_SIZE, NOOPS_DRAWN
+from .state import LOG_SIZE, NOOPS_DRAWN, RAM
 from .television import RGB
 
 DRAWS = 64  # resets that are drawn at once
+MOST = 2**31 - 1  # what a number of the state can be
 FRAME_RATE = 60  # emulated frames per second of the television
 
 Seed = int | Sequence[int] | np.ndarray
@@ -41,19 +42,19 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_at_least(0, noop_max=self.noop_max)
-        limit = self.max_num_frames_per_episode
-        check_at_least(
-            1, stack=self.stack, frame_skip=self.frame_skip, max_num_frames_per_episode=limit
-        )
+        check_at_least(1, stack=self.stack, frame_skip=self.frame_skip)
+        check_at_least(1, max_num_frames_per_episode=self.max_num_frames_per_episode)
         if self.render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode is {self.render_mode!r}, and must be rgb_array or None")
 
 
 def check_at_least(least: int, **numbers: int) -> None:
-    """Raise ValueError if a number is smaller; its name is told."""
+    """Raise ValueError if a number is smaller, too large, or not whole; its name is told."""
     for name, number in numbers.items():
-        if number < least:
-            raise ValueError(f"{name} is {number}, and must be at least {least}")
+        whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if not whole or not least <= number <= MOST:
+            told = f"must be a whole number from {least} to {MOST:,}"
+            raise ValueError(f"{name} is {number!r}, and {told}")
 
 
 class BasePongVectorEnv(VectorEnv):
@@ -70,6 +71,7 @@ class BasePongVectorEnv(VectorEnv):
     _state: Any  # int32 (FIELDS, games)
     _noops: np.ndarray  # int32 (draws, games): emulated frames before the agent plays, by reset
     _observations: Any = None  # the last ones
+    _draw: Callable[[int], np.ndarray]  # the last picture of a game
     _playing: Any = None  # what ``recv`` waits for
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
@@ -87,9 +89,8 @@ class BasePongVectorEnv(VectorEnv):
         self._shape = (num_envs, settings.stack, SIZE, SIZE)  # of observations
         self._settings = settings
         # Of a step, as the compiled functions take it.
-        self._stepping = (
-            settings.frame_skip, settings.max_pool, settings.max_num_frames_per_episode
-        )  # fmt: skip
+        limit = settings.max_num_frames_per_episode
+        self._stepping = int(settings.frame_skip), bool(settings.max_pool), int(limit)
 
     @cached_property
     def _beginning(self) -> np.ndarray:
@@ -105,7 +106,11 @@ class BasePongVectorEnv(VectorEnv):
         """Seed all games: each with its own number, or with the first one's plus its place."""
         if seed is None:
             seed = np.random.SeedSequence().generate_state(1)[0]
-        seeds = np.asarray(seed, np.int64)
+        seeds = np.asarray(seed)
+        whole = seeds.dtype.kind in "iu"
+        if not whole or (seeds.size and not 0 <= seeds.min() <= seeds.max() < 2**63):
+            raise ValueError(f"seed is {seed!r}, and must be a whole number from 0 to 2**63 - 1")
+        seeds = seeds.astype(np.int64)
         if seeds.shape not in ((), (self.num_envs,)):
             raise ValueError(f"seed has the shape {seeds.shape}: give one, or {self.num_envs}")
         self._seeds = (seeds if seeds.ndim else seeds + np.arange(self.num_envs)) % 2**32
@@ -118,7 +123,9 @@ class BasePongVectorEnv(VectorEnv):
             noops[:, g] = _uniform(np.random.RandomState(seed), self._settings.noop_max, draws)
         self._noops = np.maximum(noops, 1)  # FIRE is one of them
 
-    def _check_options(self, options: dict[str, Any] | None) -> None:
+    def _check_reset(self, options: dict[str, Any] | None) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError("reset: the games are closed")
         if options:
             raise ValueError(f"reset knows no options, but was given {', '.join(options)}")
 
@@ -130,9 +137,23 @@ class BasePongVectorEnv(VectorEnv):
         if self._playing:
             raise AlreadyPendingCallError(f"{call}: call recv first, the games are on", call)
 
+    @property
+    def ram(self) -> np.ndarray:
+        """The RAM of all games, uint8 (num_envs, 128); errors as for ``render``."""
+        self._check_turn("ram")
+        return np.array(self._state[RAM : RAM + 128, : self.num_envs].T, np.uint8)
+
     def screen(self, i: int) -> np.ndarray:
-        """The last picture of game ``i``, uint8 (210, 160), as numbers of colours."""
-        raise NotImplementedError
+        """The last picture of game ``i``, uint8 (210, 160), as numbers of colours.
+
+        Raises:
+            IndexError: there is no such game.
+            gymnasium.error.Error: closed, never reset, or ``recv`` was not called.
+        """
+        self._check_turn("screen")
+        if i not in range(self.num_envs):
+            raise IndexError(f"there is no game {i}, there are 0 to {self.num_envs - 1}")
+        return self._draw(int(i))
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """The last picture of every game, in colours: uint8 (210, 160, 3) each.

@@ -5,6 +5,7 @@ seen, and NVIDIA's compiler and linker accept them for sm_90.
 """
 
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -33,40 +34,29 @@ from emulator import PongVectorEnv, cuda, vector_env
 
 cuda.VIEWERS = 4  # in place of 128: each is a thread of Python
 vector_env.DRAWS, cuda.WATCH = 8, 2  # in place of 64 and 16: so few resets are drawn at once
-settings, actions = eval(sys.argv[1]), np.load(sys.argv[2])
-envs = PongVectorEnv(actions.shape[1], device="cuda", **settings)
-observations, info = envs.reset()
-steps = [(observations, *[np.zeros(actions.shape[1])] * 3, info["episode_frame_number"], envs.ram)]
-for action in actions:
-    *results, info = envs.step(action)
-    steps.append((*results, info["episode_frame_number"], envs.ram))
-np.savez(sys.argv[3], *(np.stack(column) for column in zip(*steps)), envs.screen(0))
+settings = eval(sys.argv[1]) | {"device": "cuda"}
+np.savez(sys.argv[3], *play(np.load(sys.argv[2]), settings))
 """
 
 
-def simulate(folder, settings, actions):
-    """Play under the simulator, in a process of its own: Numba chooses when it is imported."""
-    np.save(folder / "actions.npy", actions)
-    files = [str(folder / name) for name in ("actions.npy", "results.npz")]
-    command = [sys.executable, "-c", SIMULATE, repr(settings), *files]
-    simulated = {"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        command, env=os.environ | simulated, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0, result.stderr
-    return list(np.load(files[1]).values())
-
-
-def play(settings, actions):
-    """The same on the CPU, compiled."""
-    n = actions.shape[1]
-    envs = PongVectorEnv(n, threads=1, **settings)
+def play(actions, settings):
+    """Each step's results, frames and RAM, and the first game's last screen."""
+    envs = PongVectorEnv(actions.shape[1], **settings)
     observations, info = envs.reset()
-    steps = [(observations, *[np.zeros(n)] * 3, info["episode_frame_number"], envs.ram)]
+    steps = [(observations, *np.zeros((3, len(observations)), int), *info.values(), envs.ram)]
     for action in actions:
         *results, info = envs.step(action)
         steps.append((*results, info["episode_frame_number"], envs.ram))
-    return [*(np.stack(column) for column in zip(*steps, strict=True)), envs.screen(0)]
+    return [*map(np.stack, zip(*steps, strict=True)), envs.screen(0)]
+
+
+def simulated(program, *arguments):
+    """What a program prints under the simulator: Numba chooses it when it is imported."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @needs_cuda
@@ -82,9 +72,12 @@ def play(settings, actions):
 )
 def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
     settings = {"noop_max": 3} | settings
+    files = tmp_path / "actions.npy", tmp_path / "results.npz"
     actions = np.random.default_rng(0).integers(6, size=(steps, games))
-    there, here = simulate(tmp_path, settings, actions), play(settings, actions)
-    for one, other in zip(there, here, strict=True):
+    np.save(files[0], actions)
+    simulated(inspect.getsource(play) + SIMULATE, settings, *files)
+    here = play(actions, settings)
+    for one, other in zip(np.load(files[1]).values(), here, strict=True):
         assert np.array_equal(one, other)
     assert here[3].any() == ("max_num_frames_per_episode" in settings)
 
@@ -108,7 +101,7 @@ FakeCUDAKernel.__call__ = lambda kernel, *_: launched.append((kernel.fn.__name__
 
 from emulator import PongVectorEnv
 
-envs = PongVectorEnv(2, device="cuda:1", seed=0)
+envs = PongVectorEnv(2, device="cuda:1", seed=0, noop_max=0)
 envs.reset()
 envs.step([0, 0])
 print(launched)
@@ -116,21 +109,16 @@ print(launched)
 
 
 @needs_cuda
-@pytest.mark.usefixtures("console")
 def test_kernels_are_launched_on_the_device_that_was_asked_for():
     """The simulator has one device and does not say which is current: here it has two."""
-    env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", LAUNCHES]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
     launched = [("begin", 1), ("see", 1), ("play", 1), ("see", 1)]
-    assert result.stdout.strip() == repr(launched)
+    assert simulated(LAUNCHES).strip() == repr(launched)
 
 
 @needs_cuda
 def test_a_small_pixel_is_that_of_the_cpu():
     """Of any two pictures, with all the greys there are."""
-    from emulator.cuda import small_pixel
+    from emulator.cuda import rounded, small_pixel
 
     @entry_point
     def shrink_by_pixels(rows, row_of, small):
@@ -150,14 +138,8 @@ def test_a_small_pixel_is_that_of_the_cpu():
         shrink_by_pixels(rows, row_of, one)
         shrink_at_once(rows, row_of, np.zeros(WIDTH + 2, np.int32), other)
         assert np.array_equal(one, other)
-
-
-@needs_cuda
-@pytest.mark.parametrize("total", [100, 300, 500, 51_000])
-def test_halves_are_rounded_to_the_even_number(total):
-    from emulator.cuda import rounded
-
-    assert rounded.py_func(total) == QUOTIENTS[total]
+    for total in (100, 300, 500, 51_000):  # halves are rounded to the even number
+        assert rounded.py_func(total) == QUOTIENTS[total]
 
 
 @needs_cuda
@@ -187,17 +169,6 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
         nvjitlink.complete(linker)
         assert nvjitlink.get_linked_cubin_size(linker) > len(ptx) // 2
         nvjitlink.destroy(linker)
-
-
-@needs_cuda
-@needs_gpu
-def test_the_benchmark_measures_what_there_is(tmp_path):
-    command = [sys.executable, "-m", "benchmarks", "emulator", "--cuda", "--games", "2"]
-    command += ["--rounds", "1", "--milliseconds", "1", "--out", str(tmp_path)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    row = (tmp_path / "emulator.csv").read_text().splitlines()[1]
-    assert row.startswith("this emulator on the GPU,1,")
 
 
 @needs_cuda

@@ -1,6 +1,6 @@
 """The emulator by itself: a wheel of this repository, in a new environment without torch.
 
-Takes minutes, most of them to install Numba and to compile: ``pytest -m wheel``.
+Takes minutes, most of them to install Numba and to compile: ``pytest -m slow`` and this file.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-pytestmark = pytest.mark.wheel
+pytestmark = pytest.mark.slow
 
 PLAY = """
 import hashlib, importlib.util
@@ -32,13 +32,6 @@ from pong_emulator.games import step_games
 from pong_emulator.compiling import folder
 print(folder(), sum(step_games.stats.cache_misses.values()))
 """
-TYPED = """
-import pong_emulator
-envs = pong_emulator.PongVectorEnv(2, stack=1)
-pictures = envs.render()
-reveal_type(pictures)
-pong_emulator.PongVectorEnv("two")
-"""
 
 
 def run(*command: object, **environment: str) -> str:
@@ -52,11 +45,10 @@ def run(*command: object, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
     """Of an environment with the wheel, and what it asks for."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"  # building leaves things behind
+    folder, source = tmp_path, tmp_path / "source"  # building leaves things behind
     shutil.copytree(
         ROOT / "emulator", source / "emulator", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -72,6 +64,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_plays_and_is_kept_where_its_user_may_not_write(python: Path, tmp_path: Path) -> None:
     package = Path(run(python, "-c", "import pong_emulator; print(pong_emulator.__path__[0])")[:-1])
+    assert (package / "py.typed").exists()
     shutil.rmtree(package / "__pycache__")
     (package / "__pycache__").touch()  # a file, where root, too, can make no folder
     command = [python, "-c", PLAY + WHETHER_COMPILED]
@@ -86,21 +79,6 @@ def test_it_plays_and_is_kept_where_its_user_may_not_write(python: Path, tmp_pat
     kept, misses = run(*command, HOME=str(tmp_path)).split()
     assert Path(kept).parent == tmp_path / ".cache" / "pong-emulator"
     assert misses == "0"
-
-
-def test_the_translation_is_printed(python: Path, tmp_path: Path) -> None:
     printed = run(python, "-m", "pong_emulator", HOME=str(tmp_path))
     assert "from pong_emulator.tia import" in printed
     assert "def emulated_frame(s, g, t, boot" in printed
-
-
-def test_its_type_hints_are_used(python: Path, tmp_path: Path) -> None:
-    (tmp_path / "user.py").write_text(TYPED)
-    flags = ("--python-executable", python, "--cache-dir", tmp_path / "cache")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *map(str, flags), "user.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert "tuple[" in done.stdout
-    assert 'Argument 1 to "PongVectorEnv" has incompatible type "str"' in done.stdout
-    assert "Found 1 error" in done.stdout
