@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lib.running.checkpoints import SETTINGS, CheckpointError, read_latest
-from lib.running.folder_lock import check_free
 from lib.running.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
@@ -63,8 +62,7 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> dict[str, Any]
             raise CheckpointError(f"{folder} is not a run folder")
         if message := unwritable("--resume", Path(folder)):
             parser.error(message)
-        check_free(Path(folder))
-        settings = read_latest(Path(folder))[0][SETTINGS]
+        settings = read_latest(Path(folder))[1][SETTINGS]
     except (OSError, CheckpointError) as error:
         parser.error(f"--resume: {error}")
     if settings["script"] != Path(parser.prog).stem:
