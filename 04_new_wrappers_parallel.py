@@ -39,7 +39,7 @@ def play(
 ) -> None:
     """The player process; ``frames`` were played before, if the run is resumed."""
     env = hp.make_env()
-    net = copy.deepcopy(shared_net).to(hp.player_device) if hp.own_copy else shared_net
+    net = copy.deepcopy(shared_net).to(hp.player_device) if hp.refresh_frames else shared_net
 
     @torch.no_grad()
     def q_function(states: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ def play(
     agent.frames = frames
     for frame, transitions in enumerate(ExperienceSource([env], agent, hp.seed), start=1):
         queue.put(*transitions)
-        if hp.own_copy and frame % hp.sync_frames == 0:
+        if hp.refresh_frames and frame % hp.refresh_frames == 0:
             net.load_state_dict(shared_net.state_dict())
 
 

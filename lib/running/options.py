@@ -8,9 +8,9 @@ the command line. A rung calls its own ``hp``, short for hyperparameters.
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import gymnasium as gym
 import psutil
@@ -61,11 +61,9 @@ class CommonOptions:
 
     seed: int = option(0, "random seed", 0, 2_000_000_000, group="run")
     max_frames: int = option(
-        0, "stop after this many frames; 0: no limit", 0, 10**12, group="run", free=True
+        0, "stop after this many frames; 0: no limit", 0, group="run", free=True
     )
-    stop_reward: float = option(
-        17.0, "solved when avg_reward reaches this", -1e9, 1e9, group="run", free=True
-    )
+    stop_reward: float = option(17.0, "solved when avg_reward reaches this", group="run", free=True)
     cuda: bool = option(False, "train on the GPU; short for --device cuda", group="run")
     device: str = option(
         "", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)", group="run"
@@ -89,7 +87,6 @@ class CommonOptions:
         5_000,
         "updates between checkpoints; the last one is saved at the end; 0: none",
         0,
-        10**9,
         group="run",
         free=True,
     )
@@ -101,26 +98,28 @@ class CommonOptions:
     )
     learning_rate: float = option(1e-4, "learning rate of Adam", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
-    batch_size: int = option(32, "transitions sampled for each new transition", 1, 65_536)
+    batch_size: int = option(32, "transitions sampled for each new transition", 1)
     epsilon_start: float = option(
         1.0, "probability of a random action at the start", 0, 1, group="playing"
     )
     epsilon_final: float = option(
         0.02, "probability of a random action at the end", 0, 1, group="playing"
     )
-    epsilon_frames: int = option(
-        100_000, "frames over which epsilon falls", 1, 10**12, group="playing"
-    )
+    epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, group="playing")
 
-    def __post_init__(self) -> None:
-        device = self.device or ("cuda" if self.cuda else "cpu")
-        object.__setattr__(self, "device", device)
-        object.__setattr__(self, "cuda", self.cuda or device.startswith("cuda"))
+    def settled(self) -> Self:
+        """With what each value stands for in its place; ``problem`` has found nothing wrong."""
+        device = self._asked_device
+        return replace(self, device=device, cuda=device.startswith("cuda"))
+
+    @property
+    def _asked_device(self) -> str:
+        return self.device or ("cuda" if self.cuda else "cpu")
 
     @property
     def training_device(self) -> torch.device:
         """Where the network learns."""
-        return torch.device(self.device)
+        return torch.device(self._asked_device)
 
     @property
     def torch_threads(self) -> int:
@@ -149,10 +148,11 @@ class CommonOptions:
             check_env_id(self.env)
         except ValueError as error:
             return f"--env: {error}"
-        if self.cuda and not self.device.startswith("cuda"):
-            return f"--cuda: contradicts --device {self.device}"
-        if message := missing_device(self.device):
-            return f"{'--cuda' if self.device == 'cuda' else '--device'}: {message}"
+        device = self._asked_device
+        if self.cuda and not device.startswith("cuda"):
+            return f"--cuda: contradicts --device {device}"
+        if message := missing_device(device):
+            return f"{'--cuda' if device == 'cuda' else '--device'}: {message}"
         if self.epsilon_final > self.epsilon_start:
             return "--epsilon-final is more than --epsilon-start"
         if self.samples > MOST_SAMPLES:
@@ -167,9 +167,9 @@ class CommonOptions:
 class ReplayOptions(CommonOptions):
     """Settings of rungs with a replay buffer and a target network: the book's DQN for Pong."""
 
-    replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", 1, 10**8)
-    replay_initial: int = option(10_000, "transitions to play before training begins", 1, 10**8)
-    target_sync: int = option(1_000, "updates between copies to the target network", 1, 10**9)
+    replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", 1)
+    replay_initial: int = option(10_000, "transitions to play before training begins", 1)
+    target_sync: int = option(1_000, "updates between copies to the target network", 1)
 
     @property
     def samples(self) -> int:
@@ -211,7 +211,6 @@ class PlayerOptions(ReplayOptions):
         "frames between refreshes of the player's own copy of the network; 0: no copy, the "
         "player acts with the live weights (with --play-device: 4)",
         0,
-        10**6,
         group="playing",
     )
     player_timeout: float = option(
@@ -223,11 +222,6 @@ class PlayerOptions(ReplayOptions):
         free=True,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.play_device and not self.sync_frames:
-            object.__setattr__(self, "sync_frames", 4)
-
     @property
     def training_device(self) -> torch.device:
         """As ``CommonOptions.training_device``; the player's process must reach the weights."""
@@ -237,16 +231,16 @@ class PlayerOptions(ReplayOptions):
     def remarks(self) -> Iterator[str]:
         """As ``CommonOptions.remarks``."""
         yield from super().remarks()
-        asked = torch.device(self.device)
+        asked = super().training_device
         if asked.type == "mps":
             yield "the player's process cannot share weights on mps: training on the CPU instead"
         elif not self.play_device and not shares_memory(asked):
             yield "processes cannot share memory of the GPU on Windows: the player acts on the CPU"
 
     @property
-    def own_copy(self) -> bool:
-        """Whether the player acts with a copy of the network."""
-        return self.sync_frames > 0
+    def refresh_frames(self) -> int:
+        """Frames between refreshes of the player's own copy of the network; 0: it has none."""
+        return self.sync_frames or (4 if self.play_device else 0)
 
     @property
     def player_device(self) -> str:
@@ -266,8 +260,8 @@ class PlayerOptions(ReplayOptions):
 class PrecisionOptions(CommonOptions):
     """Settings of rungs that choose the precision of their gradients.
 
-    ``auto`` is replaced at once by the precision it stands for. So records and checkpoints say what
-    was used, and a run that is resumed on another machine keeps it.
+    Records and checkpoints say what ``auto`` stood for. So a run that is resumed on another machine
+    keeps it.
     """
 
     precision: str = option(
@@ -278,16 +272,17 @@ class PrecisionOptions(CommonOptions):
         group="run",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.precision == "auto" and not missing_device(self.device):
+    def settled(self) -> Self:
+        """As ``CommonOptions.settled``."""
+        chosen = self.precision
+        if chosen == "auto":
             chosen = "bfloat16" if self.amp else choose_precision(self.training_device)
-            object.__setattr__(self, "precision", chosen)
+        return replace(super().settled(), precision=chosen)
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the gradients."""
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.precision]
+        return getattr(torch, self.settled().precision)
 
     def problem(self) -> str | None:
         """As ``CommonOptions.problem``."""
@@ -301,7 +296,7 @@ class WrapperOptions(ReplayOptions):
     """Settings of rungs with cheaper wrappers; each choice can be switched back."""
 
     noop_max: int = option(
-        0, "start games with up to this many no-ops (DeepMind: 30)", 0, 1_000, group="wrappers"
+        0, "start games with up to this many no-ops (DeepMind: 30)", 0, group="wrappers"
     )
     max_pool: bool = option(
         False, "frame skip takes the maximum of the last two frames", group="wrappers"

@@ -42,13 +42,13 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     learning_rate_final: float = option(3e-5, "learning rate of Adam at the end", 1e-12, 1)
     adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
-    batch_size: int = option(64, "frames of the last rollout per update", 1, 65_536)
+    batch_size: int = option(64, "frames of the last rollout per update", 1)
     epochs: float = option(
-        4.0, "how often each frame is learned from, on average, at the start", 0.01, 64
+        4.0, "how often each frame is learned from, on average, at the start", 0.01
     )
-    epochs_final: float = option(2.0, "the same at the end", 0.01, 64)
+    epochs_final: float = option(2.0, "the same at the end", 0.01)
     averaged: int = option(
-        1_000, "updates over which the weights of the agent are averaged at the end", 1, 10**6
+        1_000, "updates over which the weights of the agent are averaged at the end", 1
     )
     envs: int = option(16, "environments, stepped together", 1, 1_024, group="playing")
     rollout: int = option(128, "frames of each environment in a rollout", 1, 1_024, group="playing")
@@ -65,9 +65,7 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     epsilon_final: float = option(
         0.01, "probability of a random action at the end", 1e-6, 1, group="playing"
     )
-    epsilon_frames: int = option(
-        100_000, "frames over which epsilon falls", 1, 10**12, group="playing"
-    )
+    epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, group="playing")
     epsilon_floor: float = option(
         0.06, "a lower bound of epsilon, which falls, too", 0, 1, group="playing"
     )
