@@ -103,5 +103,5 @@ def _checked(text: str, meta: Any) -> Any:
     low, high = meta["low"], meta["high"]
     if not low <= number <= high:  # NaN fails here, too
         allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"
-        raise argparse.ArgumentTypeError(f"{text} is not {allowed}")
+        raise argparse.ArgumentTypeError(f"must be {allowed}, not {text}")
     return number
