@@ -199,6 +199,7 @@ def load_checkpoint(
             load(name, figure)
         checkpoint["file"].replace(run.folder / FOLDER / "latest.pt")  # where that is damaged
         cut_events(run.folder, lengths)
+        run.write_settings()
         run.checkpoint = None
 
 
