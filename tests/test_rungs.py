@@ -170,9 +170,7 @@ BAD = [
     ("07_speedrun", ("--epsilon-final", "0")),
     ("07_speedrun", ("--adam-epsilon", "0")),
     ("08_recompiled_pong", ("--epsilon-final", "0")),
-    ("10_many_learners", ("--learners", "3")),
-    ("10_many_learners", ("--learners", "65")),
-    ("10_many_learners", ("--env", "BreakoutNoFrameskip-v4")),
+    ("08_recompiled_pong", ("--env", "BreakoutNoFrameskip-v4")),
     ("01_baseline", ("--device", "cuda:99")),
     ("09_many_machines", ("--replay-size", "100000", "--envs", "256", "--message-steps", "400")),
 ]

@@ -38,7 +38,6 @@ NUMBERS = [
     "epochs_final",
     "averaged",
     "trial_games",
-    "learners",
     "trace",
     "epsilon_floor",
     "players",
