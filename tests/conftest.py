@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 SERIAL = ["00_slow_grads", "01_baseline", "02_n_envs", "04_new_wrappers_n_env"]
 PARALLEL = ["03_parallel", "04_new_wrappers_parallel"]
 # Beyond the book.
-SPEEDRUNS = ["07_speedrun", "08_recompiled_pong", "10_many_learners"]  # without a replay buffer
+SPEEDRUNS = ["07_speedrun", "08_recompiled_pong"]  # without a replay buffer
 BEYOND = ["05_vector_env", "06_compiled_update", *SPEEDRUNS]
 
 

@@ -69,14 +69,14 @@ def played(script: str, seed: int, folder: Path, epsilon: float = 0.0) -> list[n
 
 
 @pytest.mark.usefixtures("console", "signals")
-@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND[:4]])
+@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
 def test_games_take_the_seed(script: str, tmp_path: Path) -> None:
     one, other = (np.stack(played(script, seed, tmp_path)) for seed in (1, 2))
     assert not np.array_equal(one, other)
 
 
 @pytest.mark.usefixtures("console", "signals")
-@pytest.mark.parametrize("script", SPEEDRUNS[:2])
+@pytest.mark.parametrize("script", SPEEDRUNS)
 def test_speedruns_play_the_three_actions_that_differ(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

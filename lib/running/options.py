@@ -1,8 +1,8 @@
 """The options of rungs: frozen dataclasses, of which every field is also a flag.
 
 ``option`` makes a field. The options of a rung with a replay buffer inherit from ``ReplayOptions``;
-``lib.running.speedrun_options`` has those of 07, 08 and 10. ``lib.running.flags`` reads them from
-the command line. A rung calls its own ``hp``, short for hyperparameters.
+``lib.running.speedrun_options`` has those of 07 and 08. ``lib.running.flags`` reads them from the
+command line. A rung calls its own ``hp``, short for hyperparameters.
 """
 
 import math

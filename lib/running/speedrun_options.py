@@ -1,11 +1,10 @@
-"""The options of the speedruns, 07, 08 and 10: parallel Q(lambda), cut down to Pong."""
+"""The options of the speedruns, 07 and 08: parallel Q(lambda), cut down to Pong."""
 
 from dataclasses import dataclass, replace
 
 import torch
 
 import emulator
-from lib.devices import cores
 from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
 from lib.running.options import CommonOptions, PrecisionOptions, option
 
@@ -90,46 +89,3 @@ class EmulatorOptions(SpeedrunOptions):
         if self.any_game or not self.env.startswith("Pong"):
             return "--env: this emulator plays Pong alone; 07_speedrun.py --any-game plays others"
         return emulator.missing() or super().problem()
-
-
-@dataclass(frozen=True)
-class LearnersOptions(EmulatorOptions):
-    """The settings of 10: as 08, with several learners.
-
-    0 learners are replaced at once by the number they stand for, as ``auto`` is by a precision.
-    """
-
-    learners: int = option(
-        0,
-        "processes that learn; 0: one for each core, up to 4, and 1 on a GPU",
-        0,
-        64,
-        group="run",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.learners:
-            fitting = [n for n in (1, 2, 4) if self.envs % n == 0 and self.batch_size % n == 0]
-            most = max(n for n in fitting if n <= cores())
-            on_cpu = self.training_device.type == "cpu"
-            object.__setattr__(self, "learners", most if on_cpu else 1)
-
-    @property
-    def torch_threads(self) -> int:
-        """As ``CommonOptions.torch_threads``: a learner has a core of its own."""
-        return self.threads or self.threads_to_play
-
-    @property
-    def threads_to_play(self) -> int:
-        """Threads in which a learner plays; 0: one for each core."""
-        return 1 if self.learners > 1 else 0
-
-    def problem(self) -> str | None:
-        """As ``CommonOptions.problem``."""
-        for flag, number in (("--envs", self.envs), ("--batch-size", self.batch_size)):
-            if number % self.learners:
-                return f"--learners: {self.learners} cannot share {flag} {number} evenly"
-        if self.learners > 1 and self.device != "cpu":
-            return f"--learners: on {self.device} there can be only 1"
-        return super().problem()
