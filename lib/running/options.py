@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -29,83 +30,56 @@ def option(
     low: float = -math.inf,
     high: float = math.inf,
     choices: Sequence[str] | None = None,
-    type: type | None = None,
     group: str = "learning",
     free: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
     Args:
-        default: its type is the flag's type, unless ``type`` is given.
+        default: its type is the flag's type.
         help: one plain sentence for ``--help``.
         low: the smallest number accepted.
-        high: the largest number accepted.
+        high: the largest number accepted; only where more would not fit into memory or arithmetic.
         choices: the strings accepted.
-        type: the flag's type, for a default of None.
         group: of ``--help``, one of ``lib.running.flags.GROUPS``.
         free: whether it may change when a run is resumed.
     """
-    kind = type or default.__class__
-    return field(
-        default=default,
-        metadata={
-            **{"help": help, "low": low, "high": high, "choices": choices, "type": kind},
-            **{"group": group, "free": free},
-        },
-    )
+    names = {"help": help, "low": low, "high": high, "choices": choices, "type": type(default)}
+    return field(default=default, metadata=names | {"group": group, "free": free})
+
+
+of_this_call = partial(option, group="run", free=True)
+of_run = partial(option, group="run")
+of_playing = partial(option, group="playing")
+of_wrappers = partial(option, group="wrappers")
 
 
 @dataclass(frozen=True)
 class CommonOptions:
     """The settings that every rung has."""
 
-    seed: int = option(0, "random seed", 0, 2_000_000_000, group="run")
-    max_frames: int = option(
-        0, "stop after this many frames; 0: no limit", 0, group="run", free=True
+    seed: int = of_run(0, "random seed", 0, 2_000_000_000)
+    max_frames: int = of_this_call(0, "stop after this many frames; 0: no limit", 0)
+    stop_reward: float = of_this_call(17.0, "solved when avg_reward reaches this")
+    cuda: bool = of_run(False, "train on the GPU; short for --device cuda")
+    device: str = of_run("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
+    threads: int = of_this_call(
+        0, "threads with which torch computes; 0: its own choice (in 07: half of it)", 0, 1_024
     )
-    stop_reward: float = option(17.0, "solved when avg_reward reaches this", group="run", free=True)
-    cuda: bool = option(False, "train on the GPU; short for --device cuda", group="run")
-    device: str = option(
-        "", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)", group="run"
+    amp: bool = of_run(False, "compute updates in bfloat16 autocast")
+    run_dir: str = of_this_call("runs", "folder in which this run makes its own folder")
+    resume: str = of_this_call("", "resume the run in this folder, with its settings")
+    checkpoint_every: int = of_this_call(
+        5_000, "updates between checkpoints; the last one is saved at the end; 0: none", 0
     )
-    threads: int = option(
-        0,
-        "threads with which torch computes; 0: its own choice (in 07: half of it)",
-        0,
-        1_024,
-        group="run",
-        free=True,
-    )
-    amp: bool = option(False, "compute updates in bfloat16 autocast", group="run")
-    run_dir: str = option(
-        "runs", "folder in which this run makes its own folder", group="run", free=True
-    )
-    resume: str = option(
-        "", "resume the run in this folder, with its settings", group="run", free=True
-    )
-    checkpoint_every: int = option(
-        5_000,
-        "updates between checkpoints; the last one is saved at the end; 0: none",
-        0,
-        group="run",
-        free=True,
-    )
-    checkpoint_replay: bool = option(
-        False, "save the replay buffer in checkpoints, too", group="run", free=True
-    )
-    env: str = option(
-        "PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4", group="playing"
-    )
+    checkpoint_replay: bool = of_this_call(False, "save the replay buffer in checkpoints, too")
+    env: str = of_playing("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
     learning_rate: float = option(1e-4, "learning rate of Adam", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(32, "transitions sampled for each new transition", 1)
-    epsilon_start: float = option(
-        1.0, "probability of a random action at the start", 0, 1, group="playing"
-    )
-    epsilon_final: float = option(
-        0.02, "probability of a random action at the end", 0, 1, group="playing"
-    )
-    epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, group="playing")
+    epsilon_start: float = of_playing(1.0, "probability of a random action at the start", 0, 1)
+    epsilon_final: float = of_playing(0.02, "probability of a random action at the end", 0, 1)
+    epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
 
     def settled(self) -> Self:
         """With what each value stands for in its place; ``problem`` has found nothing wrong."""
@@ -203,15 +177,12 @@ class ReplayOptions(CommonOptions):
 class PlayerOptions(ReplayOptions):
     """Settings of rungs whose player is a separate process."""
 
-    play_device: str = option(
-        "", "the player's device, as cpu or cuda:1; it gets a copy there", group="playing"
-    )
-    sync_frames: int = option(
+    play_device: str = of_playing("", "the player's device, as cpu or cuda:1; it gets a copy there")
+    sync_frames: int = of_playing(
         0,
         "frames between refreshes of the player's own copy of the network; 0: no copy, the "
         "player acts with the live weights (with --play-device: 4)",
         0,
-        group="playing",
     )
     player_timeout: float = option(
         60.0,
@@ -264,12 +235,11 @@ class PrecisionOptions(CommonOptions):
     keeps it.
     """
 
-    precision: str = option(
+    precision: str = of_run(
         "auto",
         "precision of the gradients; auto: bfloat16 if the processor has units for it (or with "
         "--amp), else float32",
         choices=PRECISIONS,
-        group="run",
     )
 
     def settled(self) -> Self:
@@ -295,19 +265,13 @@ class PrecisionOptions(CommonOptions):
 class WrapperOptions(ReplayOptions):
     """Settings of rungs with cheaper wrappers; each choice can be switched back."""
 
-    noop_max: int = option(
-        0, "start games with up to this many no-ops (DeepMind: 30)", 0, group="wrappers"
-    )
-    max_pool: bool = option(
-        False, "frame skip takes the maximum of the last two frames", group="wrappers"
-    )
-    episodic_life: bool = option(True, "a lost life ends the episode", group="wrappers")
-    fire_reset: bool = option(True, "press FIRE after a reset", group="wrappers")
-    clip_reward: bool = option(True, "clip rewards to their sign", group="wrappers")
-    stack: int = option(2, "stacked frames per state (DeepMind: 4)", 1, 16, group="wrappers")
-    resize: str = option(
-        "opencv-linear", "how frames are resized", choices=list(RESIZERS), group="wrappers"
-    )
+    noop_max: int = of_wrappers(0, "start games with up to this many no-ops (DeepMind: 30)", 0)
+    max_pool: bool = of_wrappers(False, "frame skip takes the maximum of the last two frames")
+    episodic_life: bool = of_wrappers(True, "a lost life ends the episode")
+    fire_reset: bool = of_wrappers(True, "press FIRE after a reset")
+    clip_reward: bool = of_wrappers(True, "clip rewards to their sign")
+    stack: int = of_wrappers(2, "stacked frames per state (DeepMind: 4)", 1, 16)
+    resize: str = of_wrappers("opencv-linear", "how frames are resized", choices=list(RESIZERS))
 
     def make_env(self) -> gym.Env:
         """The game with these wrappers."""

@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NoReturn
@@ -213,13 +214,11 @@ def make_folder(options: Options, script: str) -> Path:
     game = options.env.split("NoFrameskip")[0].lower()
     started = time.strftime("%Y-%m-%dT%H-%M-%S")
     name = f"{script}-{game}-seed{options.seed}-{started}"
-    for attempt in range(1, 1000):
+    for attempt in range(1, 1_000):
         folder = Path(options.run_dir) / (name if attempt == 1 else f"{name}-{attempt}")
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            continue
     raise FileExistsError(f"{name} and 999 folders after it exist already")
 
 

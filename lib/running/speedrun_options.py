@@ -6,7 +6,14 @@ import torch
 
 import emulator
 from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
-from lib.running.options import CommonOptions, PrecisionOptions, option
+from lib.running.options import (
+    CommonOptions,
+    PrecisionOptions,
+    of_playing,
+    of_run,
+    of_wrappers,
+    option,
+)
 
 
 @dataclass(frozen=True)
@@ -16,8 +23,8 @@ class PongOptions(CommonOptions):
     They see it at half the resolution.
     """
 
-    any_game: bool = option(
-        False, "use all actions and the whole picture, not only Pong's part", group="playing"
+    any_game: bool = of_playing(
+        False, "use all actions and the whole picture, not only Pong's part"
     )
 
     @property
@@ -49,25 +56,17 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     averaged: int = option(
         1_000, "updates over which the weights of the agent are averaged at the end", 1
     )
-    envs: int = option(16, "environments, stepped together", 1, 1_024, group="playing")
-    rollout: int = option(128, "frames of each environment in a rollout", 1, 1_024, group="playing")
-    trial_games: int = option(
-        64,
-        "games that the agent must win, no longer learning, to end training",
-        1,
-        1_024,
-        group="run",
+    envs: int = of_playing(16, "environments, stepped together", 1, 1_024)
+    rollout: int = of_playing(128, "frames of each environment in a rollout", 1, 1_024)
+    trial_games: int = of_run(
+        64, "games that the agent must win, no longer learning, to end training", 1, 1_024
     )
     trace: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
-    stack: int = option(2, "stacked frames per state", 1, 16, group="wrappers")
+    stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
     # It is reached by equal factors, so it cannot be 0.
-    epsilon_final: float = option(
-        0.01, "probability of a random action at the end", 1e-6, 1, group="playing"
-    )
-    epsilon_frames: int = option(100_000, "frames over which epsilon falls", 1, group="playing")
-    epsilon_floor: float = option(
-        0.06, "a lower bound of epsilon, which falls, too", 0, 1, group="playing"
-    )
+    epsilon_final: float = of_playing(0.01, "probability of a random action at the end", 1e-6, 1)
+    epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
+    epsilon_floor: float = of_playing(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
 
 
 @dataclass(frozen=True)
