@@ -5,7 +5,6 @@ import io
 import math
 import os
 import resource
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -172,10 +171,15 @@ def test_a_failed_save_leaves_what_it_would_have_replaced(start):
 
 
 class Interrupted(io.BufferedWriter):
-    """A file in which Ctrl-C arrives."""
+    """A file; Ctrl-C arrives when a part of it is written. torch raises RuntimeError over it."""
 
-    def write(self, content: object) -> NoReturn:
-        raise KeyboardInterrupt
+    writes = 0
+
+    def write(self, content: bytes) -> int:
+        self.writes += 1
+        if self.writes == 5:
+            raise KeyboardInterrupt
+        return super().write(content)
 
 
 def test_ctrl_c_while_a_checkpoint_is_written_is_no_full_disk(start, monkeypatch):
@@ -262,8 +266,8 @@ def test_a_run_that_cannot_be_resumed_keeps_its_curves(start):
     assert "has no other: an earlier version saved it" in one_line(again.error)
     assert curves(run.folder.parent) == whole
     assert start("--resume", str(run.folder), "--max-frames", "300").code == 0
-    steps = [step for tag, step, _ in curves(run.folder.parent) if tag == "train/loss"]
-    assert steps == [100, 200]
+    points = [point for point in curves(run.folder.parent) if point[0] == "outcome/frames"]
+    assert points == [("outcome/frames", 0, 300.0)]
 
 
 def test_a_resumed_run_keeps_nothing_of_its_checkpoint(start):
@@ -358,27 +362,6 @@ def test_a_run_is_resumed_where_no_new_one_could_begin(start, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path / "here")
     again = start("--resume", str(run.folder), "--max-frames", "60")
     assert again.code == 0, again.error
-
-
-@contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    """Nobody can write there, not even root."""
-    mount = ["mount", "--bind", str(folder), str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
-        yield
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_read_only_run_is_refused_in_one_line(start):
-    run = start("--max-frames", "45")
-    with read_only(run.folder):
-        again = start("--resume", str(run.folder))
-    assert again.code == 2
-    assert "is not writable" in one_line(again.error)
 
 
 @pytest.mark.parametrize(
