@@ -43,7 +43,7 @@ def play(
 ) -> None:
     """The player process; ``frames`` were played before, if the run is resumed."""
     env = wrap_deepmind(make_atari(hp.env))
-    net = copy.deepcopy(shared_net).to(hp.player_device) if hp.own_copy else shared_net
+    net = copy.deepcopy(shared_net).to(hp.player_device) if hp.refresh_frames else shared_net
 
     @torch.no_grad()
     def q_function(states: torch.Tensor) -> torch.Tensor:
@@ -53,7 +53,7 @@ def play(
     agent.frames = frames
     for frame, transitions in enumerate(ExperienceSource([env], agent, hp.seed), start=1):
         queue.put(*transitions)
-        if hp.own_copy and frame % hp.sync_frames == 0:
+        if hp.refresh_frames and frame % hp.refresh_frames == 0:
             net.load_state_dict(shared_net.state_dict())
 
 
@@ -84,6 +84,9 @@ def train(hp: Options, run: Run) -> State:
 
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
+    # Each whole game comes with its last frame. Its reward is smoothed here, and training stops at
+    # --stop-reward, or at --max-frames. TensorBoard gets it after each game, and loss, FPS and
+    # epsilon every 100 updates; checkpoints get what is in ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batch_size = hp.batch_size * hp.steps
     with player as experience:

@@ -83,7 +83,7 @@ def train(hp: Options, run: Run) -> State:
             step = envs.recv()
             rollout.outcome(actions, step.rewards, step.ended)
             progress.add(*step.points)
-            announce(engine, hp.envs, step.episodes, step.seen)
+            announce(engine, hp.envs, step.episodes)
 
     best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
     learn = CompiledUpdate(update, run.device, net, rollout.position)

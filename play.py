@@ -33,29 +33,20 @@ from lib.running.checkpoints import (
     find_checkpoint,
     read_checkpoint,
 )
-from lib.running.evaluation import SEED, SingleGames, describe, load_agent, make_env, play_games
+from lib.running.evaluation import SEED, describe, load_agent, make_env, play_game
 from lib.running.flags import OneLineParser
 
 SHIPPED = Path(__file__).parent / "agents" / "pong.pt"
 MOST_SEED = 2_000_000_000
-FPS = 15  # of agent steps: the Atari's own speed
-# For each kind of video: agent steps per picture, pictures per second, and how they are written.
-# A GIF is for a page: a quarter of a game's time, and the game's own colours.
+# For each kind of video: agent steps per picture, how fast it is, and how it is written. A GIF is
+# for a page: a quarter of a game's time, and the game's own colours. The Atari makes 15 agent
+# steps per second.
 COLOURS = "split[pictures][same];[same]palettegen=stats_mode=single[palette];"
 COLOURS += "[pictures][palette]paletteuse=new=1:dither=none"
-VIDEOS: dict[str, tuple[int, int, dict[str, Any]]] = {
-    ".mp4": (1, FPS, {"macro_block_size": 2}),
-    ".gif": (
-        2,
-        2 * FPS,
-        {
-            "codec": "gif",
-            "pix_fmt_out": "pal8",
-            "quality": None,
-            "macro_block_size": 1,
-            "output_params": ["-vf", COLOURS],
-        },
-    ),
+GIF = {"fps": 30, "codec": "gif", "pix_fmt_out": "pal8", "quality": None, "macro_block_size": 1}
+VIDEOS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    ".mp4": (1, "at the Atari's speed", {"fps": 15, "macro_block_size": 2}),
+    ".gif": (2, "4 times as fast as the Atari", GIF | {"output_params": ["-vf", COLOURS]}),
 }
 
 
@@ -64,13 +55,9 @@ def parse() -> argparse.Namespace:
     parser = OneLineParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    place = "run folder or checkpoint (default: an agent that is trained already)"
     parser.add_argument(
-        "run_dir",
-        type=Path,
-        metavar="RUN_DIR",
-        nargs="?",
-        default=SHIPPED,
-        help="run folder or checkpoint (default: an agent that is trained already)",
+        "run_dir", type=Path, metavar="RUN_DIR", nargs="?", default=SHIPPED, help=place
     )
     parser.add_argument("--episodes", type=int, default=10, help="games to play (default: 10)")
     parser.add_argument("--epsilon", type=float, default=0.01, help="of the agent (default: 0.01)")
@@ -91,8 +78,9 @@ def parse() -> argparse.Namespace:
         parser.error(f"--seed: {args.seed} is outside 0 to {MOST_SEED:,}")
     if args.video and args.video.suffix not in VIDEOS:
         parser.error(f"--video: {args.video} ends in neither {' nor '.join(VIDEOS)}")
-    if args.video and not os.access(args.video.absolute().parent, os.W_OK | os.X_OK):
-        parser.error(f"--video: {args.video.parent} is not a folder that can be written to")
+    for flag, file in (("--video", args.video), ("--export", args.export)):
+        if file and not os.access(file.absolute().parent, os.W_OK | os.X_OK):
+            parser.error(f"{flag}: {file.parent} is not a folder that can be written to")
     if args.video and args.render:
         parser.error("--render: --video cannot show the games at the same time")
     if args.render and sys.platform == "linux":
@@ -117,11 +105,9 @@ class Film(gym.Wrapper):
 
     def __init__(self, env: gym.Env, file: Path) -> None:
         super().__init__(env)
-        self.every, fps, settings = VIDEOS[file.suffix]
+        self.every, _, settings = VIDEOS[file.suffix]
         height, width, _ = env.unwrapped.observation_space.shape
-        self.writer = write_frames(
-            file, (width, height), fps=fps, ffmpeg_log_level="error", **settings
-        )
+        self.writer = write_frames(file, (width, height), ffmpeg_log_level="error", **settings)
         self.writer.send(None)  # start ffmpeg
         self.steps = 0
 
@@ -139,13 +125,6 @@ class Film(gym.Wrapper):
         super().close()
 
 
-def speed_of(file: Path) -> str:
-    """How fast a video shows the game, in words."""
-    every, fps, _ = VIDEOS[file.suffix]
-    times = every * fps // FPS
-    return "at the Atari's speed" if times == 1 else f"{times} times as fast as the Atari"
-
-
 def export(checkpoint: dict[str, Any], file: Path) -> None:
     """Write the parts of a checkpoint that ``load_agent`` needs."""
     network, _ = load_agent(checkpoint)
@@ -161,6 +140,7 @@ def main() -> None:
     if args.export:
         export(args.contents, args.export)
         return
+    torch.set_num_threads(1)  # for one state; threads would wait for each other
     frames = args.contents["progress"]["frames"]
     print(f"{args.checkpoint}: {args.contents[SETTINGS]['script']} after {frames:,} frames")
     film = args.video
@@ -168,16 +148,15 @@ def main() -> None:
         print(f"games {kind}:")
         env = make_env(recipe, render_mode="human" if args.render else None)
         rewards = []
-        for number in range(1, args.episodes + 1):
-            seed = args.seed + number - 1
+        for number in range(args.episodes):
             stage = Film(make_env(recipe, render_mode="rgb_array"), film) if film else env
-            played = play_games(SingleGames([stage], seed), args.network, args.epsilon, seed=seed)
-            (game,) = (game for ended in played for _, game in ended)
+            game = play_game(stage, args.network, args.epsilon, args.seed + number)
             rewards.append(game.reward)
-            print(f"game {number:3}  score {game.reward:5.0f}  steps {game.steps:5,}", flush=True)
+            told = f"score {game.reward:5.0f}  steps {game.steps:5,}"
+            print(f"game {number + 1:3}  {told}", flush=True)
             if film:
                 stage.close()  # completes the file
-                print(f"{film} shows this game, {speed_of(film)}", flush=True)
+                print(f"{film} shows this game, {VIDEOS[film.suffix][1]}", flush=True)
                 film = None
         env.close()
         print(describe(rewards), flush=True)

@@ -1,6 +1,5 @@
 """Evaluation on real Pong."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,21 +9,39 @@ import numpy as np
 import pytest
 import torch
 from ale_py import AtariVectorEnv
+from conftest import read_events, run_rung
+from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_handlers import curve, stream
 
 import emulator
 from lib.games.experience import Episode
-from lib.learning.agents import QFunction
+from lib.learning.agents import LinearSchedule, QFunction
 from lib.learning.dqn_model import DQN, NormalizedDQN
+from lib.learning.replay_buffer import ReplayBuffer
 from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
-from lib.running import evaluation
-from lib.running.checkpoints import SETTINGS, CheckpointError, read_checkpoint
-from lib.running.evaluation import SingleGames, load_agent, make_env, make_games, play_games
-from lib.running.options import WrapperOptions
+from lib.running import evaluation, handlers
+from lib.running.checkpoints import (
+    SETTINGS,
+    CheckpointError,
+    describe_settings,
+    read_checkpoint,
+)
+from lib.running.evaluation import (
+    Trial,
+    load_agent,
+    make_env,
+    make_games,
+    play_game,
+    play_games,
+    try_agent,
+)
+from lib.running.events import replay_batches
+from lib.running.handlers import attach_handlers
+from lib.running.options import ReplayOptions, WrapperOptions
 from lib.running.run import Run
-from lib.running.saving import Settings
-from lib.running.speedrun_options import PongOptions
+from lib.running.speedrun_options import EmulatorOptions, PongOptions
 
 PONG = Recipe("PongNoFrameskip-v4", stack=2, rows=PONG_ROWS, actions=PONG_ACTIONS, half=True)
 
@@ -56,19 +73,6 @@ def test_who_never_moves_loses_every_game(tmp_path, console, monkeypatch, capsys
     assert [(point.step, point.value) for point in points] == [(n, -21.0) for n in (1, 2, 3)]
 
 
-def test_games_as_trained_have_a_figure_of_their_own(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(evaluation, "EPISODES", 1)
-    stays = lambda states: torch.tensor([[1.0] + [0.0] * 5])  # noqa: E731
-    recipe = WrapperOptions().recipe
-    assert (recipe.noop_max, recipe.fire_reset) == (0, True)
-    assert evaluate(stays, tmp_path, recipe) == [-21.0]
-    told = re.findall("^games (.*), epsilon 0.01: 1 games, mean", capsys.readouterr().out, re.M)
-    assert told == ["as trained", "after up to 30 no-ops"]
-    events = EventAccumulator(str(tmp_path)).Reload()
-    for tag in ("evaluation/reward_as_trained", "evaluation/reward"):
-        assert [point.value for point in events.Scalars(tag)] == [-21.0]
-
-
 def test_an_interrupted_run_plays_no_games(tmp_path, capsys) -> None:
     assert evaluate(lambda states: states, tmp_path, PONG, signal=2) == []
     assert capsys.readouterr().out == "no games after training: the run was interrupted\n"
@@ -80,23 +84,27 @@ def moves_seldom(states: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.full_like(sums, 5), sums % 7, sums // 7 % 7], dim=1)
 
 
-@pytest.mark.parametrize("kind", ["console", "vector environment of ALE", "single environments"])
+@pytest.mark.parametrize("kind", ["console", "vector environment of ALE"])
 def test_games_played_at_once_are_those_played_one_after_the_other(
     kind, console, monkeypatch
 ) -> None:
     if kind == "vector environment of ALE":
         monkeypatch.setattr(emulator, "missing", lambda: "Numba is missing")
-    recipe = replace(PONG, noop_max=7) if kind == "single environments" else PONG
 
     def play(count: int, seed: int) -> list[Episode]:
-        games = make_games(recipe, count, seed)
-        assert isinstance(games, SingleGames) == (kind == "single environments")
-        played = play_games(games, moves_seldom, 0.1, seed=seed)
+        played = play_games(make_games(PONG, count, seed), moves_seldom, 0.1, seed=seed)
         return [game for _, game in sorted(game for ended in played for game in ended)]
 
     alone = [play(1, seed)[0] for seed in (5, 6)]
     assert play(2, 5) == alone
     assert alone[0] != alone[1]
+
+
+def test_a_game_of_a_single_environment_takes_its_seed() -> None:
+    env = make_env(replace(PONG, noop_max=7))
+    one, other, again = (play_game(env, moves_seldom, 0.1, seed) for seed in (5, 6, 5))
+    assert one == again != other
+    assert one.reward < 0
 
 
 @pytest.mark.parametrize("game", ["Pong", "Breakout"])
@@ -132,7 +140,7 @@ def test_the_fast_games_show_what_the_wrappers_show(game) -> None:
 def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, options):
     with TensorboardLogger(tmp_path) as tensorboard:
         run = Run(options, torch.device("cpu"), tmp_path, tensorboard, script)
-        kept = {SETTINGS: Settings(run, network).state_dict(), "net": network.state_dict()}
+        kept = {SETTINGS: describe_settings(run, network), "net": network.state_dict()}
     torch.save(kept, tmp_path / "latest-1.pt")
     loaded, recipe = load_agent(read_checkpoint(tmp_path / "latest-1.pt"))
     assert recipe == options.recipe
@@ -164,3 +172,96 @@ def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, option
     del kept[SETTINGS]["network"]
     with pytest.raises(CheckpointError, match="does not name its network"):
         load_agent(kept)
+
+
+def plays_badly(states: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([[1.0, 0.0, 0.0]]).expand(len(states), 3)
+
+
+def engine_at(frames: int) -> SimpleNamespace:
+    return SimpleNamespace(state=SimpleNamespace(frames=frames), should_terminate=False)
+
+
+@pytest.fixture
+def run(tmp_path):
+    options = EmulatorOptions(trial_games=3)
+    with TensorboardLogger(tmp_path) as tensorboard:
+        yield Run(options, torch.device("cpu"), tmp_path, tensorboard, "08_recompiled_pong")
+
+
+def test_an_agent_that_loses_a_game_fails_at_once(console, run):
+    trial = try_agent(plays_badly, engine_at(0), run)
+    assert not trial.passed
+    assert (trial.games, trial.won) == (3, 0)
+    assert trial.lost >= 1
+    assert trial.mean <= -19
+
+
+def test_later_trials_play_other_games(console, run, monkeypatch):
+    seeds = []
+
+    def make_games(recipe, count, seed):
+        assert recipe.rows == PONG_ROWS
+        seeds.append(range(seed, seed + count))
+        raise StopIteration
+
+    monkeypatch.setattr(evaluation, "make_games", make_games)
+    for frames in (0, 700_000, 740_000):
+        with pytest.raises(StopIteration):
+            try_agent(plays_badly, engine_at(frames), run)
+    numbers = [number for seed in seeds for number in seed]
+    assert len(set(numbers)) == len(numbers)
+    assert min(numbers) > 1_000_100  # the games after training
+
+
+def test_a_signal_ends_a_trial(console, run):
+    engine = engine_at(0)
+    engine.should_terminate = True
+    trial = try_agent(plays_badly, engine, run)
+    assert (trial.won, trial.lost, trial.passed) == (0, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("won", "mean", "passed"), [(64, 18.0, True), (63, 19.0, False), (64, 17.9, False)]
+)
+def test_all_games_must_be_won_by_enough_points(won, mean, passed):
+    assert Trial(games=64, won=won, lost=64 - won, mean=mean, bound=18.0).passed == passed
+
+
+def test_training_goes_on_until_a_trial_is_passed(tmp_path, monkeypatch, capsys):
+    trials = iter([Trial(64, 5, 1, 12.0, 18.0), Trial(64, 64, 0, 19.5, 18.0)])
+    monkeypatch.setattr(handlers, "try_agent", lambda agent, engine, run: next(trials))
+    options = ReplayOptions(replay_initial=20, stop_reward=17.0)
+    engine = Engine(lambda engine, batch: torch.tensor(1.0))
+    with TensorboardLogger(tmp_path) as tensorboard:
+        run = Run(options, torch.device("cpu"), tmp_path, tensorboard, "08_recompiled_pong")
+        attach_handlers(
+            engine, run, LinearSchedule(1.0, 0.0, 1_000), {}, make_agent=lambda: plays_badly
+        )
+        buffer = ReplayBuffer(5_000, (2, 2, 2))
+        state = engine.run(replay_batches(engine, stream([10.0] + [20.0] * 100), buffer, 20, 4))
+    # The average of 10 and twenties is 17 after 60 games; the second trial comes 25 games later.
+    first, second = (step for step, _ in curve(tmp_path, "trial/won"))
+    assert second - first == 25 * 10
+    assert (state.solved, state.frames) == (True, second)
+    assert state.reached["frames"] == first
+    assert curve(tmp_path, "trial/mean") == [(first, 12.0), (second, 19.5)]
+    assert curve(tmp_path, "outcome/reached_frames")[0][1] == first
+    out = capsys.readouterr().out
+    assert f"avg_reward 17 after {first} frames" in out
+    assert "won 5 and lost 1 of 64 new games, mean 12.0; training goes on" in out
+    assert "won 64 and lost 0 of 64 new games, mean 19.5\n" in out
+
+
+def test_a_rung_solves_only_with_an_agent_that_wins(tmp_path):
+    flags = ["--rollout", "20", "--envs", "2", "--batch-size", "4", "--trial-games", "2"]
+    flags += ["--stop-reward", "-21", "--max-frames", "2500"]
+    result = run_rung("08_recompiled_pong", tmp_path, *flags)
+    assert result.returncode == 0, result.stderr
+    assert "avg_reward -21 after" in result.stdout
+    assert "training goes on" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("frame limit reached")
+    events = read_events(tmp_path)
+    assert events.Scalars("outcome/solved")[0].value == 0
+    assert events.Scalars("outcome/reached_frames")[0].value < 2_500
+    assert events.Scalars("trial/won")[0].value == 0

@@ -1,39 +1,46 @@
-"""The fault campaign, a little of it; ``pytest -m campaign`` runs more, see tests/faults."""
+"""Runs that are killed, while they train and while they save, are resumed without a seam."""
 
-import random
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
+from conftest import ROOT, run_rung
+from test_resume import assert_no_seam
 
-from tests.faults import campaign
+from lib.running.checkpoints import find_checkpoint, read_checkpoint
 
-FEW = random.Random(5)
-
-
-@pytest.mark.parametrize("fault", campaign.PLAYER_FAULTS)
-def test_a_failing_player_ends_the_run(fault):
-    campaign.player_fault(fault, FEW)
+FLAGS = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
+FLAGS += ("--checkpoint-every", "20", "--checkpoint-replay", "--stop-reward", "100")
 
 
-def test_a_killed_trainer_goes_on_without_a_seam():
-    assert campaign.trainer_kills(2, FEW)["updates"] > 0
+def kill(script: str, folder: Path, saves: bool, *flags: str) -> dict[str, int]:
+    """Kill a run that has saved, while it trains or while it saves; how far it had come."""
+    command = [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder), *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while not (line := process.stdout.readline()).startswith("training begins"):
+            assert line, "it ended"
+        (run,) = folder.iterdir()
+        place = run / "checkpoints"
+        before = files = sorted(place.glob("*.pt"))
+        newest = before and before[0].stat().st_mtime_ns
+        while files == before and (not before or before[0].stat().st_mtime_ns == newest):
+            assert process.poll() is None
+            files = sorted(place.glob("*.pt"))
+        while saves and not list(place.glob("*.tmp")):
+            assert process.poll() is None
+        process.kill()
+        process.stdout.read()
+    return read_checkpoint(find_checkpoint(run, "latest", "previous"))["progress"]
 
 
-@pytest.mark.parametrize(("saves", "told"), [(True, "MB free"), (False, "No space left")])
-def test_a_full_disk_leaves_the_last_checkpoint(saves, told):
-    try:
-        assert told in campaign.disk_full(FEW, saves)
-    except PermissionError as error:
-        pytest.skip(str(error))
-
-
-def test_event_files_cut_anywhere(trained):
-    for _ in range(2):
-        campaign.cut_events(trained("01_baseline").folder, FEW)
-
-
-@pytest.mark.campaign
-def test_the_whole_campaign(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["campaign", "--out", str(tmp_path)])
-    campaign.main()
-    assert Path(tmp_path / "soak.csv").exists()
+def test_a_killed_run_is_resumed_without_a_seam(tmp_path):
+    script = "01_baseline"
+    first = kill(script, tmp_path, True, *FLAGS)
+    (run,) = tmp_path.iterdir()
+    second = kill(script, tmp_path, False, "--resume", str(run))
+    assert second["iteration"] > first["iteration"] > 0
+    end = str(second["frames"] + 300)
+    result = run_rung(script, tmp_path, "--resume", str(run), "--max-frames", end)
+    assert result.returncode == 0, result.stderr
+    assert list(run.glob("checkpoints/*.tmp")) == []
+    assert_no_seam(tmp_path)

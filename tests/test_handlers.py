@@ -3,13 +3,12 @@
 import math
 import signal
 import sys
-import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from ignite.engine import Engine, Events
+from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -17,10 +16,9 @@ from lib.games.experience import Episode, Transition
 from lib.learning.agents import LinearSchedule
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.running.evaluation import evaluate
-from lib.running.events import COUNTERS, PlayEvents, replay_batches
+from lib.running.events import PlayEvents, replay_batches
 from lib.running.handlers import attach_handlers
 from lib.running.options import ReplayOptions
-from lib.running.pictures import STRIP, log_pictures
 from lib.running.run import Failure, Run, Terminated, launch
 
 FRAME = np.zeros((1, 2, 2), np.uint8)
@@ -103,6 +101,7 @@ def test_a_bad_game_in_the_same_step_does_not_undo_the_solution(tmp_path):
 def test_training_begins_when_enough_was_played(tmp_path):
     state, _ = play(tmp_path, [0.0] * 5)
     assert (state.frames, state.iteration, state.phase) == (50, 50 - 20 + 1, "training")
+    assert curve(tmp_path, "outcome/updates") == [(0, 31.0)]
     state, _ = play(tmp_path, [0.0] * 5, replay_initial=100)
     assert (state.frames, state.iteration, state.phase) == (50, 0, "filling")
     assert state.avg_fps > 0
@@ -148,8 +147,13 @@ def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, 
             signal.raise_signal(number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("when", ["while it solves the game", "in the games after training"])
+@pytest.mark.parametrize(
+    ("number", "when"),
+    [
+        (signal.SIGINT, "while it solves the game"),
+        (signal.SIGTERM, "in the games after training"),
+    ],
+)
 def test_an_interrupted_run_that_is_solved_stays_solved(
     when, number, tmp_path, console, signals, monkeypatch, capsys
 ):
@@ -202,33 +206,3 @@ def test_a_failing_update_is_not_swallowed(tmp_path):
 
     with pytest.raises(ZeroDivisionError):
         play(tmp_path, [0.0] * 10, losses=explode)
-
-
-def test_the_engine_counts_updates_only(tmp_path):
-    seen = []
-    engine = Engine(lambda engine, batch: torch.tensor(0.0))
-    engine.add_event_handler(Events.ITERATION_COMPLETED, lambda: seen.append(engine.state.frames))
-    with TensorboardLogger(tmp_path) as tensorboard:
-        run = Run(ReplayOptions(), torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
-        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {})
-        buffer = ReplayBuffer(100, (2, 2, 2))
-        engine.run(replay_batches(engine, stream([0.0] * 3), buffer, 25, 4))
-    assert seen == [25, 26, 27, 28, 29, 30]
-
-
-def test_the_strip_of_the_best_game_keeps_no_frames_of_other_games(tmp_path):
-    engine = Engine(lambda *_: None)
-    engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
-    engine.state.frames, whole = 0, []
-    with TensorboardLogger(tmp_path) as tensorboard:
-        run = Run(ReplayOptions(), torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
-        log_pictures(engine, run, {"net": None, "buffer": None})
-        for number in range(50):
-            frames = np.full((1_024, 1, 2, 2), number, np.uint8)  # of all games
-            whole.append(weakref.ref(frames))
-            engine.state.seen = [(frames[0], Episode(0.0, 50) if number == 49 else None)]
-            engine.fire_event(PlayEvents.FRAMES_PLAYED)
-    assert sum(frames() is not None for frames in whole) == 1  # the newest
-    events = EventAccumulator(str(tmp_path)).Reload()
-    (picture,) = events.Images("watch/best_game")
-    assert (picture.width, picture.height) == (2 * STRIP, 2)

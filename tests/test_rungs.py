@@ -24,12 +24,9 @@ from conftest import (
     run_rung,
     short_run,
 )
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from torch.utils.tensorboard import SummaryWriter
 
 from lib.running.flags import parse
-from lib.running.hparams import NUMBERS, TEXTS, summarize
+from lib.running.hparams import NUMBERS, TEXTS
 from lib.running.options import CommonOptions, ReplayOptions
 
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
@@ -63,29 +60,11 @@ def test_trains_and_leaves_its_record(script, trained):
     assert "_hparams_/session_end_info" in events.summary_metadata
 
 
-@pytest.mark.parametrize("script", sorted(file.stem for file in ROOT.glob("[0-9]*.py")))
+@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND, "09_many_machines"])
 def test_the_columns_of_a_rung_are_those_of_all_rungs(script):
     settings = {entry.name for entry in fields(options_of(script))}
     common = {entry.name for entry in fields(CommonOptions)}
     assert settings - common <= {*NUMBERS, *TEXTS}
-
-
-def test_the_columns_that_matter_come_first(tmp_path):
-    columns, begin, end = summarize({"seed": 5, "script": "01_baseline", "amp": False, "cpu": "x"})
-    with SummaryWriter(str(tmp_path)) as writer:
-        for summary in (columns, begin, end):
-            writer.file_writer.add_summary(summary)
-    events = EventAccumulator(str(tmp_path)).Reload()
-    content = events.summary_metadata["_hparams_/experiment"].plugin_data.content
-    experiment = HParamsPluginData.FromString(content).experiment
-    names = [info.name for info in experiment.hparam_infos]
-    assert {"seed", "script", "amp", "cpu", *NUMBERS, *TEXTS} == set(names)
-    assert [info.name for info in experiment.hparam_infos if info.differs] == ["seed", "script"]
-    figures = [info.display_name for info in experiment.metric_infos]
-    assert figures[:4] == ["fps", "minutes", "avg_reward", "solved"]
-    content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
-    session = HParamsPluginData.FromString(content).session_start_info
-    assert set(session.hparams) == {"seed", "script", "amp", "cpu"}
 
 
 def test_solved_is_exit_code_0(tmp_path):
@@ -96,7 +75,7 @@ def test_solved_is_exit_code_0(tmp_path):
     assert read_events(tmp_path).Scalars("outcome/solved")[0].value == 1.0
 
 
-@pytest.mark.parametrize("script", [*SERIAL, *BEYOND])
+@pytest.mark.parametrize("script", ["01_baseline", "06_compiled_update", "08_recompiled_pong"])
 def test_same_seed_same_run_bit_for_bit_even_if_it_was_interrupted(script, trained, tmp_path):
     flags = short_run(script)
     if script in SERIAL:
@@ -119,12 +98,6 @@ def test_slow_gradients_change_no_number(trained):
     assert len({value for tag, _, value in usual if tag == "train/avg_loss"}) == 3
 
 
-def test_amp_and_a_copy_of_the_network_for_the_player(tmp_path):
-    flags = ("--amp", "--play-device", "cpu", "--sync-frames", "10", "--max-frames", "350")
-    result = run_rung("03_parallel", tmp_path, *QUICK, *flags)
-    assert result.returncode == 0, result.stderr
-
-
 def options_of(script: str) -> type:
     """The settings of a rung, without running it."""
     module = runpy.run_path(str(ROOT / f"{script}.py"), run_name=script)
@@ -133,13 +106,12 @@ def options_of(script: str) -> type:
 
 BAD = [
     ("01_baseline", ("--learning-rate", "-1")),
-    ("01_baseline", ("--learning-rate", "nan")),
     ("01_baseline", ("--gamma", "1.5")),
     ("01_baseline", ("--batch-size", "0")),
     ("01_baseline", ("--batch-size", "many")),
     ("01_baseline", ("--seed", "-1")),
     ("01_baseline", ("--max-frames", "-5")),
-    ("01_baseline", ("--stop-reward", "inf")),
+    ("01_baseline", ("--stop-reward", "nan")),
     ("01_baseline", ("--replay-size", "10")),
     ("01_baseline", ("--replay-size", "100000000")),
     ("01_baseline", ("--epsilon-final", "1.0", "--epsilon-start", "0.5")),
@@ -147,15 +119,11 @@ BAD = [
     ("01_baseline", ("--no-such-flag",)),
     ("01_baseline", ("--envs", "3")),
     ("02_n_envs", ("--envs", "0")),
-    ("02_n_envs", ("--envs", "-3")),
-    ("02_n_envs", ("--envs", "three")),
     ("02_n_envs", ("--envs", "1000000")),
-    ("02_n_envs", ("--steps", "0")),
     ("01_baseline", ("--env", "PongNoFrameskip-v0")),
     ("01_baseline", ("--threads", "-1")),
     ("02_n_envs", ("--batch-size", "4096", "--envs", "200")),
     ("05_vector_env", ("--batch-size", "65536")),
-    ("06_compiled_update", ("--batch-size", "65536")),
     ("02_n_envs", ("--replay-size", "10", "--replay-initial", "10")),
     ("03_parallel", ("--steps", "0")),
     ("03_parallel", ("--sync-frames", "-1")),
@@ -168,11 +136,7 @@ BAD = [
     ("07_speedrun", ("--precision", "float32", "--amp")),
     ("07_speedrun", ("--env", "BreakoutNoFrameskip-v4")),
     ("07_speedrun", ("--epsilon-final", "0")),
-    ("07_speedrun", ("--adam-epsilon", "0")),
-    ("08_recompiled_pong", ("--epsilon-final", "0")),
-    ("10_many_learners", ("--learners", "3")),
-    ("10_many_learners", ("--learners", "65")),
-    ("10_many_learners", ("--env", "BreakoutNoFrameskip-v4")),
+    ("08_recompiled_pong", ("--env", "BreakoutNoFrameskip-v4")),
     ("01_baseline", ("--device", "cuda:99")),
     ("09_many_machines", ("--replay-size", "100000", "--envs", "256", "--message-steps", "400")),
 ]
@@ -196,12 +160,6 @@ def test_more_games_make_no_larger_batch(script, tmp_path):
     assert parse(options_of(script), "", flags).batch_size == 65_536
 
 
-def test_a_refused_run_builds_nothing(tmp_path):
-    result = run_rung("02_n_envs", tmp_path / "runs", "--envs", "0")
-    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
 def test_every_rung_explains_itself(script, capsys):
     source = (ROOT / f"{script}.py").read_text()
@@ -222,7 +180,7 @@ def test_every_rung_explains_itself(script, capsys):
 def start(script: str, folder: Path, *flags: str) -> subprocess.Popen:
     """Start a rung in a session of its own and wait until it trains."""
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder), *(flags or QUICK)],
+        [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder), *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -263,12 +221,14 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("script", ["01_baseline", "03_parallel"])
+@pytest.mark.parametrize(
+    ("script", "number"), [("01_baseline", signal.SIGTERM), ("03_parallel", signal.SIGINT)]
+)
 def test_interrupted_runs_leave_complete_records_and_no_process(script, number, tmp_path):
-    process = start(script, tmp_path)
+    more = ("--amp", "--play-device", "cpu") if script == "03_parallel" else ()
+    process = start(script, tmp_path, *QUICK, *more)
     below = children(process)
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    os.killpg(process.pid, number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 128 + number, err
     assert "interrupted after" in out
@@ -277,18 +237,17 @@ def test_interrupted_runs_leave_complete_records_and_no_process(script, number, 
     assert wait_until_gone(below) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_death_of_the_player_is_noticed(number, tmp_path):
-    process = start("03_parallel", tmp_path)
+def test_the_death_of_the_player_is_noticed(tmp_path):
+    process = start("03_parallel", tmp_path, *QUICK)
     (player,) = filter(is_player, children(process))
-    os.kill(player, number)
+    os.kill(player, signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert err.strip() == f"03_parallel: failed: the player was killed by {number.name}"
+    assert err.strip() == "03_parallel: failed: the player was killed by SIGKILL"
 
 
 def test_the_death_of_the_trainer_leaves_no_process(tmp_path):
-    process = start("03_parallel", tmp_path)
+    process = start("03_parallel", tmp_path, *QUICK)
     below = children(process)
     assert any(map(is_player, below))
     process.kill()

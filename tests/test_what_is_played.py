@@ -1,6 +1,8 @@
 """What a rung plays: other games with another seed, and with the actions that it says."""
 
 import importlib
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,15 +12,14 @@ import pytest
 import torch
 from ale_py import AtariVectorEnv
 from conftest import BEYOND, PARALLEL, SERIAL, SPEEDRUNS
-from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 
 from emulator.threads import ThreadedPongVectorEnv
-from lib.games.experience import Transition
+from lib.games.experience import ExperienceSource, Transition
+from lib.games.vector_env import StackedVectorEnv, VectorStep
 from lib.learning.dqn_model import DQN
-from lib.running.events import PlayEvents
 from lib.running.options import ReplayOptions
-from lib.running.run import Failure, Run, launch
+from lib.running.run import Run
 
 FRAMES = 100  # games differ in their no-ops, so the ball is elsewhere by then
 
@@ -30,49 +31,52 @@ class Enough(Exception):  # noqa: N818, it is no error
 def played(script: str, seed: int, folder: Path, epsilon: float = 0.0) -> list[np.ndarray]:
     """What the first game of a rung showed to the same network; epsilon is that of the start."""
     module = importlib.import_module(script)
-    attach_handlers = module.attach_handlers
     frames: list[np.ndarray] = []
+    iterate, receive = ExperienceSource.__iter__, StackedVectorEnv.recv
+
+    def look_at(source: ExperienceSource) -> Iterator[list[Transition]]:
+        for transitions in iterate(source):
+            frames.extend(transition.frame for transition in transitions if transition.env == 0)
+            yield transitions
+
+    def look(envs: StackedVectorEnv) -> VectorStep:
+        step = receive(envs)
+        frames.append(step.frames[0])
+        return step
 
     def put(transition: Transition) -> None:
-        frames.append(transition.frame)
         if len(frames) == FRAMES:
             raise Enough
-
-    def attach(engine: Engine, *args: Any) -> None:
-        attach_handlers(engine, *args)
-
-        @engine.on(PlayEvents.FRAMES_PLAYED)
-        def look(engine: Engine) -> None:
-            frames.extend(frame for frame, _ in engine.state.seen)
-            if len(frames) >= FRAMES:
-                engine.terminate()
 
     settings = {"seed": seed, "epsilon_start": epsilon, "epsilon_final": 1e-6}
     if script.startswith("04"):
         settings["noop_max"] = 30  # it has none of its own
     options = getattr(module, "Options", ReplayOptions)(**settings)
+    options = replace(options, max_frames=FRAMES * getattr(options, "envs", 1))
     torch.manual_seed(0)
-    if script in PARALLEL:
-        net = DQN((options.recipe.stack, 84, 84), 6)
-        with pytest.raises(Enough):
-            module.play(SimpleNamespace(put=put), options, net, lambda frame: 0.0, 0)
-        return frames
     with TensorboardLogger(folder) as tensorboard, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "attach_handlers", attach)
+        patch.setattr(ExperienceSource, "__iter__", look_at)
+        patch.setattr(StackedVectorEnv, "recv", look)
         patch.setattr(torch, "compile", lambda function, **_: function)  # it would take a minute
-        module.train(options, Run(options, torch.device("cpu"), folder, tensorboard, script))
+        if script in PARALLEL:
+            net = DQN((options.recipe.stack, 84, 84), 6)
+            with pytest.raises(Enough):
+                module.play(SimpleNamespace(put=put), options, net, lambda frame: 0.0, 0)
+        else:
+            run = Run(options, torch.device("cpu"), folder, tensorboard, script)
+            module.train(options, run)
     return frames
 
 
 @pytest.mark.usefixtures("console", "signals")
-@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND[:4]])  # 10 needs its learners
+@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
 def test_games_take_the_seed(script: str, tmp_path: Path) -> None:
     one, other = (np.stack(played(script, seed, tmp_path)) for seed in (1, 2))
     assert not np.array_equal(one, other)
 
 
 @pytest.mark.usefixtures("console", "signals")
-@pytest.mark.parametrize("script", SPEEDRUNS[:2])
+@pytest.mark.parametrize("script", SPEEDRUNS)
 def test_speedruns_play_the_three_actions_that_differ(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,18 +91,3 @@ def test_speedruns_play_the_three_actions_that_differ(
     monkeypatch.setattr(games, "send", note)
     played(script, 0, tmp_path, epsilon=1.0)
     assert sent == {0, 2, 3}  # of the game's six: stay, up and down
-
-
-@pytest.mark.usefixtures("signals")
-def test_torch_takes_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[float] = []
-
-    def train(options: ReplayOptions, run: Run) -> Any:
-        drawn.append(torch.rand(()).item())
-        raise Failure("enough")
-
-    for seed in (1, 1, 2):
-        monkeypatch.setattr("sys.argv", ["x", "--seed", f"{seed}", "--run-dir", str(tmp_path)])
-        with pytest.raises(SystemExit):
-            launch(train, ReplayOptions, "")
-    assert drawn[0] == drawn[1] != drawn[2]

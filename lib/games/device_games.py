@@ -24,7 +24,6 @@ class DeviceStep(NamedTuple):
     ended: torch.Tensor  # bool: terminated or truncated; the state is already the next game's
     episodes: list[Episode]  # games whose end has become known
     points: tuple[int, int]  # how many won and lost ones have become known
-    seen: list[tuple[np.ndarray, Episode | None]]  # nothing: frames stay on the device
 
 
 class DeviceVectorEnv(Protocol):
@@ -99,7 +98,7 @@ class DeviceGames:
         self._game *= ~ended
         self._step += 1
         clipped = rewards.sign().float()
-        return DeviceStep(clipped, terminated, ended, *self._known_now(), [])
+        return DeviceStep(clipped, terminated, ended, *self._known_now())
 
     def _known_now(self) -> tuple[list[Episode], tuple[int, int]]:
         """Games and points of the last report, if it is time for the next one."""

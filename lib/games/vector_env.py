@@ -33,11 +33,6 @@ class VectorStep(NamedTuple):
         """How many were won and lost."""
         return int((self.rewards > 0).sum()), int((self.rewards < 0).sum())
 
-    @property
-    def seen(self) -> list[tuple[np.ndarray, Episode | None]]:
-        """The newest frame of the first game, and the game if it ended with it."""
-        return [(self.frames[0], self.episodes[0])]
-
 
 class Games(Protocol):
     """A vector environment whose step has two halves; it resets games that end."""

@@ -285,7 +285,7 @@ def learn_from(
                     if counts
                 ]
                 state.weights_age = state.iteration - new.version
-                announce(engine, new.played, episodes, new.first_game() if new.player == 0 else [])
+                announce(engine, new.played, episodes)
                 if engine.should_terminate:
                     return
                 if buffer.added >= options.replay_initial:  # not len, which may fall again

@@ -1,21 +1,39 @@
-"""Reading checkpoints: finding one, and checking that it is complete.
+"""Checkpoints of a run: RUN_DIR/checkpoints/ has latest.pt, previous.pt, best.pt and solved.pt.
 
-ignite's ``Checkpoint`` writes them to ``RUN_DIR/checkpoints``, see ``lib.running.saving``. The
-number in a name is the number of updates: ``latest-12000.pt``, ``best-9000.pt``,
-``solved-12345.pt``.
+A checkpoint holds what was learned, where the run stands, its settings, and how long its event
+files were. A resumed run cuts the files to that length. So everything between the checkpoint and
+the end of the first run is logged once, by the resumed run.
+
+A file gets its name when its content is on the disk, so a whole one is there at any time. The
+latest one becomes ``previous.pt`` then, which takes its place if it is damaged.
 """
 
+import copy
+import math
+import os
 import pickle
-import re
+import shutil
 import sys
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from ignite.engine import Engine, Events
+
+if TYPE_CHECKING:
+    from lib.running.run import Run
 
 FOLDER = "checkpoints"
-KINDS = ("solved", "best", "latest")  # play.py takes the first kind that exists
+KINDS = ("solved", "best", "latest", "previous")  # play.py takes the first kind that exists
 SETTINGS = "settings"  # the key of the script and the hyperparameters
+EVENT_FILES = "events.out.tfevents.[1-9]*"  # those of curves, see ``lib.running.hparams``
+# These belong together: an empty buffer cannot take a game from its middle on.
+REPLAY = ("buffer", "experience")
+COUNTERS = ("iteration", "frames", "episodes", "avg_reward", "reached", "update_due")
 
 
 class CheckpointError(Exception):
@@ -23,7 +41,7 @@ class CheckpointError(Exception):
 
 
 def find_checkpoint(path: Path, *kinds: str) -> Path:
-    """The newest checkpoint of the first kind that exists.
+    """The first checkpoint that exists.
 
     Args:
         path: a run folder, or a checkpoint.
@@ -32,42 +50,32 @@ def find_checkpoint(path: Path, *kinds: str) -> Path:
     Raises:
         CheckpointError: if there is none.
     """
-    if path.is_file():
-        return path
-    for kind in kinds:
-        if found := checkpoints_of(path, kind):
-            return found[max(found)]
+    files = [path / FOLDER / f"{kind}.pt" for kind in kinds]
+    for file in (path, *files):
+        if file.is_file():
+            return file
     raise CheckpointError(f"{path} has no checkpoint in a folder {FOLDER}")
 
 
-def checkpoints_of(folder: Path, kind: str) -> dict[int, Path]:
-    """The checkpoints of one kind in a run folder, by their number of updates."""
-    return {
-        int(match[1]): file
-        for file in (folder / FOLDER).glob(f"{kind}-*.pt")
-        if (match := re.fullmatch(rf"{kind}-(\d+)\.pt", file.name))
-    }
-
-
-def read_latest(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """Load the newest intact checkpoint from which a run can be resumed.
+def read_latest(folder: Path) -> tuple[Path, dict[str, Any], str | None]:
+    """Load the newest whole checkpoint of a run folder.
 
     Returns:
-        The checkpoint, and one line if newer ones are damaged.
+        Its file, the checkpoint, and one line if a newer one is damaged.
 
     Raises:
         CheckpointError: if there is none.
     """
-    newest = find_checkpoint(folder, "latest")
     damage = None
-    for _, file in sorted(checkpoints_of(folder, "latest").items(), reverse=True):
+    for file in (find_checkpoint(folder, "latest", "previous"), folder / FOLDER / "previous.pt"):
         try:
             checkpoint = read_checkpoint(file)
         except CheckpointError as error:
             damage = damage or error
-            continue
-        return checkpoint, f"{damage}; {file.name} takes its place" if damage else None
-    raise damage or CheckpointError(f"{newest} is gone")
+        else:
+            return file, checkpoint, f"{damage}; {file.name} takes its place" if damage else None
+    assert damage is not None
+    raise damage
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -76,12 +84,183 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: if the file is damaged, or not a checkpoint of this project.
     """
-    mapped = sys.platform != "win32"  # which cannot delete mapped files, and old ones get deleted
+    mapped = sys.platform != "win32"  # which cannot replace mapped files
     try:
+        with zipfile.ZipFile(path) as archive:
+            if part := archive.testzip():  # it compares checksums; torch does not
+                raise zipfile.BadZipFile(f"the checksum of {part} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+    except (
+        *(OSError, RuntimeError, EOFError, KeyError, ValueError),
+        *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
+    ) as error:
         reason = str(error).strip().split("\n")[0].split(". ")[0][:120] or type(error).__name__
         raise CheckpointError(f"{path} is damaged, or not a checkpoint: {reason}") from None
     if not isinstance(checkpoint, dict) or SETTINGS not in checkpoint:
         raise CheckpointError(f"{path} is not a checkpoint of this project")
     return checkpoint
+
+
+def write_checkpoint(file: Path, contents: Mapping[str, Any]) -> None:
+    """Write a checkpoint; until it is on the disk, the one that it replaces stays there.
+
+    Raises:
+        OSError: it cannot be written; nothing was replaced.
+    """
+    file.parent.mkdir(exist_ok=True)
+    written = file.with_suffix(".tmp")
+    try:
+        with written.open("wb") as stream:
+            torch.save(contents, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except BaseException as error:
+        written.unlink(missing_ok=True)  # a full disk needs the room
+        cause = error.__context__  # torch's writer raises RuntimeError over what its stream raised
+        if isinstance(error, RuntimeError) and isinstance(cause, (OSError, KeyboardInterrupt)):
+            raise cause from None
+        raise
+    if file.name == "latest.pt" and file.exists():
+        file.replace(file.with_name("previous.pt"))
+    written.replace(file)
+
+
+def save_checkpoints(
+    engine: Engine, run: "Run", saved: dict[str, Any], figures: dict[str, Any]
+) -> None:
+    """Save every ``--checkpoint-every`` updates and at the end; resume from ``run.checkpoint``.
+
+    The replay buffer is in the last two alone: to play with an agent takes no buffer.
+
+    Args:
+        engine: is saved at the end of an update.
+        run: has the settings, and the checkpoint to resume from.
+        saved: what a rung saves; each has ``state_dict`` and ``load_state_dict``.
+        figures: the same, for what ignite resets when the engine starts.
+    """
+    options, folder, state = run.options, run.folder / FOLDER, engine.state
+    figures = {"progress": Progress(engine, run), **figures}
+    best = -math.inf
+    if run.checkpoint:
+        best = reward_of(folder / "best.pt")
+        load_checkpoint(engine, run, saved, figures)
+
+    def save() -> None:
+        nonlocal best
+        agent = {SETTINGS: describe_settings(run, saved.get("net"))}
+        for name, part in (saved | figures).items():
+            if name not in REPLAY:
+                agent[name] = part.state_dict()
+        replay = {}
+        if options.checkpoint_replay:
+            replay = {name: saved[name].state_dict() for name in REPLAY if name in saved}
+        try:
+            if state.iteration and state.episodes and state.avg_reward > best:
+                write_checkpoint(folder / "best.pt", agent)
+                best = state.avg_reward
+            if state.solved:
+                write_checkpoint(folder / "solved.pt", agent)
+            write_checkpoint(folder / "latest.pt", agent | replay)
+        except OSError as error:
+            free = shutil.disk_usage(run.folder).free // 2**20
+            raise OSError(
+                f"no checkpoint could be written to {folder}, with {free:,} MB free: {error}"
+            ) from None
+
+    if every := options.checkpoint_every:
+        engine.add_event_handler(Events.ITERATION_COMPLETED(every=every) | Events.COMPLETED, save)
+
+
+def load_checkpoint(
+    engine: Engine, run: "Run", saved: dict[str, Any], figures: dict[str, Any]
+) -> None:
+    """Resume from ``run.checkpoint``; only when all is loaded, the event files are cut."""
+    checkpoint = run.checkpoint
+    assert checkpoint is not None
+    if missing := saved.keys() - checkpoint.keys() - set(REPLAY):
+        raise CheckpointError(
+            f"the checkpoint has no {', '.join(sorted(missing))}: an earlier version saved it, so "
+            "resume it with that version"
+        )
+
+    def load(name: str, part: Any) -> None:
+        # Adam and others keep the tensors that they are given, which would keep the whole file.
+        kept = checkpoint.pop(name)
+        part.load_state_dict(kept if name in REPLAY else copy.deepcopy(kept))
+
+    for name, part in saved.items():
+        if name in checkpoint:
+            load(name, part)
+
+    @engine.on(Events.STARTED)
+    def resume() -> None:
+        lengths = checkpoint["progress"]["events"]
+        for name, figure in figures.items():
+            load(name, figure)
+        checkpoint["file"].replace(run.folder / FOLDER / "latest.pt")  # where that is damaged
+        cut_events(run.folder, lengths)
+        run.write_settings()
+        run.checkpoint = None
+
+
+def cut_events(folder: Path, lengths: Mapping[str, int]) -> None:
+    """Cut event files to these lengths; 0: delete the file."""
+    for name, length in lengths.items():
+        file = folder / name
+        if not length:
+            file.unlink()
+        elif file.stat().st_size > length:  # a shorter one would be filled with zeros
+            os.truncate(file, length)
+
+
+def reward_of(file: Path) -> float:
+    """The avg_reward of a checkpoint; less than any other if it is damaged, or not there."""
+    try:
+        return read_checkpoint(file)["progress"]["avg_reward"]
+    except CheckpointError:
+        return -math.inf
+
+
+def describe_settings(run: "Run", net: Any) -> dict[str, Any]:
+    """What a resumed run must agree with, and what ``lib.running.evaluation`` needs to play."""
+    kept = {
+        "script": run.script,
+        "hyperparameters": asdict(run.options),
+        "recipe": asdict(run.options.recipe),
+    }
+    network = getattr(net, "network", net)  # of MixedWeights
+    if network is not None:
+        kept["network"] = {"class": type(network).__name__, "arguments": network.arguments}
+    return kept
+
+
+class Progress:
+    """The progress of a run: the engine's counters, random states, and lengths of event files."""
+
+    def __init__(self, engine: Engine, run: "Run") -> None:
+        self.engine, self.run = engine, run
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps; the event files are on the disk then."""
+        self.run.tensorboard.writer.flush()
+        files = list(self.run.folder.glob(EVENT_FILES))
+        for file in files:  # a checkpoint must not outlive the points that it counts
+            with file.open("rb+") as events:
+                os.fsync(events.fileno())
+        device = self.run.device
+        on_cpu = device.type == "cpu"
+        return {
+            **{name: getattr(self.engine.state, name) for name in COUNTERS},
+            "random": torch.get_rng_state(),
+            # For a replay buffer on a GPU.
+            "device_random": None if on_cpu else torch.get_device_module(device).get_rng_state(),
+            "events": {file.name: file.stat().st_size for file in files},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set counters and random states."""
+        for name in COUNTERS:
+            setattr(self.engine.state, name, state[name])
+        torch.set_rng_state(state["random"])
+        if state["device_random"] is not None:
+            torch.get_device_module(self.run.device).set_rng_state(state["device_random"])

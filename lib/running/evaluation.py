@@ -1,12 +1,12 @@
-"""Evaluation of a trained network: whole games with the standard preprocessing.
+"""A trained network plays whole games: the trial before training ends, and the games after it.
 
-There are two kinds of games to play. ``SingleGames`` are environments with the wrappers of the
-ladder, for every kind of start, and for pictures. ``FastGames`` are a vector environment, for the
-30 games after training.
+They are played at once, in a vector environment. ``play.py`` plays one game after the other in a
+single environment, with every kind of start, and with pictures.
 """
 
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import TransformAction, TransformObservation
+from ignite.engine import Engine
 from tqdm import tqdm
 
 import emulator
@@ -29,7 +30,9 @@ from lib.transfer import upload
 
 EPISODES = 30
 EPSILON = 0.01
+GAMES = f"games after up to {Recipe.noop_max} no-ops"
 SEED = 1_000_000  # of the first game; far from those of training
+TRIAL_SEED = 2_000_000  # of the first game of the first trial; far from those after training
 
 
 def make_env(recipe: Recipe, **kwargs: Any) -> gym.Env:
@@ -55,73 +58,25 @@ def make_env(recipe: Recipe, **kwargs: Any) -> gym.Env:
     return TransformAction(env, lambda action: actions[action], Discrete(len(actions)))
 
 
-class SingleGames:
-    """Games of single environments, stepped in turn; one that has ended stands still.
-
-    Args:
-        envs: from ``make_env``.
-        seed: game ``i`` gets ``seed + i``.
-    """
-
-    def __init__(self, envs: Sequence[gym.Env], seed: int) -> None:
-        assert isinstance(envs[0].action_space, Discrete)
-        self.n_actions = int(envs[0].action_space.n)
-        # uint8, (n, stack, height, width)
-        self.states = np.stack([env.reset(seed=seed + i)[0] for i, env in enumerate(envs)])
-        self._envs: list[gym.Env | None] = list(envs)
-
-    def step(self, actions: np.ndarray) -> list[Episode | None]:
-        """Step all games; returns those that ended."""
-        episodes: list[Episode | None] = [None] * len(self._envs)
-        for i, env in enumerate(self._envs):
-            if env is None:
-                continue
-            self.states[i], _, terminated, truncated, info = env.step(int(actions[i]))
-            if terminated or truncated:
-                episodes[i] = Episode(float(info["episode"]["r"]), int(info["episode"]["l"]))
-                self._envs[i] = None
-        return episodes
-
-
-class FastGames(StackedVectorEnv):
-    """Games of a vector environment, with the methods of ``SingleGames``.
+def make_games(recipe: Recipe, count: int, seed: int) -> StackedVectorEnv:
+    """Games to play at once, which have just begun; game ``i`` gets ``seed + i``.
 
     The preprocessing and the no-op starts are the standard ones, as ALE's vector environment has
     them: FIRE comes before the no-ops. Pong is played by ``emulator``, where Numba can compile
     it, and every other game by ALE.
-
-    Args:
-        recipe: with DeepMind's resizing and starts.
-        count: number of games.
-        seed: game ``i`` gets ``seed + i``.
     """
-
-    def __init__(self, recipe: Recipe, count: int, seed: int) -> None:
-        envs: Any
-        if recipe.env.startswith("Pong") and not emulator.missing():
-            envs = emulator.PongVectorEnv(
-                count, stack=1, max_pool=recipe.max_pool, reward_clipping=False
-            )
-        else:
-            envs = ale_games(recipe.env, count, max_pool=recipe.max_pool)
-        super().__init__(envs, recipe, seed)
-
-    def step(self, actions: np.ndarray) -> list[Episode | None]:
-        """Step all games; returns those that ended. They begin anew."""
-        self.send(actions)
-        return self.recv().episodes
-
-
-def make_games(recipe: Recipe, count: int, seed: int) -> SingleGames | FastGames:
-    """Games to play at once, as fast as the recipe permits."""
-    starts_as_deepmind = list(recipe.starts.values()) == [recipe]
-    if starts_as_deepmind and recipe.resize == Recipe.resize:
-        return FastGames(recipe, count, seed)
-    return SingleGames([make_env(recipe) for _ in range(count)], seed)
+    games: Any
+    if recipe.env.startswith("Pong") and not emulator.missing():
+        games = emulator.PongVectorEnv(
+            count, stack=1, max_pool=recipe.max_pool, reward_clipping=False
+        )
+    else:
+        games = ale_games(recipe.env, count, max_pool=recipe.max_pool)
+    return StackedVectorEnv(games, recipe, seed)
 
 
 def play_games(
-    games: SingleGames | FastGames,
+    games: StackedVectorEnv,
     q_function: QFunction,
     epsilon: float,
     device: torch.device | str = "cpu",
@@ -133,7 +88,7 @@ def play_games(
     every batch, a game is the same whatever is played beside it.
 
     Args:
-        games: have just begun.
+        games: from ``make_games``.
         q_function: maps uint8 states (n, stack, height, width) to values (n, actions).
         epsilon: probability of a random action.
         device: where ``q_function`` wants its states.
@@ -153,43 +108,107 @@ def play_games(
             chance, other = randoms[i].random(), randoms[i].integers(games.n_actions)
             if chance < epsilon:
                 actions[i] = other
-        ended = [(i, game) for i, game in enumerate(games.step(actions)) if game and i in playing]
+        games.send(actions)
+        episodes = games.recv().episodes
+        ended = [(i, game) for i, game in enumerate(episodes) if game and i in playing]
         playing = np.setdiff1d(playing, [i for i, _ in ended])
         yield ended
 
 
-def evaluate(q_function: QFunction, run: Run) -> list[float]:
-    """Play 30 games with epsilon 0.01 after each kind of start, as ``Recipe.starts`` has them.
+def play_game(env: gym.Env, q_function: QFunction, epsilon: float, seed: int) -> Episode:
+    """Play one game of a single environment to its end, as ``play_games`` plays a game.
 
-    Prints mean and spread, and writes each game to TensorBoard when all have ended. Plays nothing
-    if the run was interrupted.
+    Args:
+        env: from ``make_env``.
+        q_function: maps uint8 states (1, stack, height, width) to values (1, actions), on the CPU.
+        epsilon: probability of a random action.
+        seed: of the game and of random actions.
+    """
+    random = np.random.default_rng((seed, 1))
+    assert isinstance(env.action_space, Discrete)
+    state, _ = env.reset(seed=seed)
+    while True:
+        with torch.no_grad():
+            action = int(q_function(torch.from_numpy(state[None])).argmax())
+        chance, other = random.random(), int(random.integers(env.action_space.n))
+        state, _, terminated, truncated, info = env.step(other if chance < epsilon else action)
+        if terminated or truncated:
+            return Episode(float(info["episode"]["r"]), int(info["episode"]["l"]))
+
+
+def evaluate(q_function: QFunction, run: Run) -> list[float]:
+    """Play 30 games with epsilon 0.01; none if the run was interrupted.
+
+    Prints mean and spread, and writes each game to TensorBoard when all have ended.
 
     Args:
         q_function: maps uint8 states (n, stack, height, width) to values (n, actions).
-        run: the run of this network; gets ``evaluation/reward`` for each game after no-ops, and
-            ``evaluation/reward_as_trained`` for each with other starts.
+        run: the run of this network; gets ``evaluation/reward`` for each game.
 
     Returns:
-        The unclipped reward of each game after no-ops.
+        The unclipped reward of each game.
     """
     if run.signal is not None:
         print("no games after training: the run was interrupted", flush=True)
         return []
-    for kind, recipe in run.options.recipe.starts.items():
-        rewards = [0.0] * EPISODES
-        games = make_games(recipe, EPISODES, SEED)
-        with tqdm(total=EPISODES, desc=f"games {kind}", leave=False, disable=None) as bar:
-            for step, ended in enumerate(play_games(games, q_function, EPSILON, run.device)):
-                if step % 100 == 0:  # all games end at about the same time
-                    bar.set_postfix(step=step)
-                bar.update(len(ended))
-                for number, game in ended:
-                    rewards[number] = game.reward
-        print(f"games {kind}, epsilon {EPSILON:g}: {describe(rewards)}", flush=True)
-        tag = "evaluation/reward" + ("_as_trained" if kind == "as trained" else "")
-        for number, reward in enumerate(rewards, start=1):
-            run.tensorboard.writer.add_scalar(tag, reward, number)
+    rewards = [0.0] * EPISODES
+    games = make_games(run.options.recipe, EPISODES, SEED)
+    with tqdm(total=EPISODES, desc=GAMES, leave=False, disable=None) as bar:
+        for step, ended in enumerate(play_games(games, q_function, EPSILON, run.device)):
+            if step % 100 == 0:  # all games end at about the same time
+                bar.set_postfix(step=step)
+            bar.update(len(ended))
+            for number, game in ended:
+                rewards[number] = game.reward
+    print(f"{GAMES}, epsilon {EPSILON:g}: {describe(rewards)}", flush=True)
+    for number, reward in enumerate(rewards, start=1):
+        run.tensorboard.writer.add_scalar("evaluation/reward", reward, number)
     return rewards
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the agent that would be saved made of its games, which end when one is lost.
+
+    avg_reward speaks of an agent that goes on learning. Frozen, the same agent can lose a point,
+    get the same serve again, and lose in the same way until the game is over.
+    """
+
+    games: int
+    won: int
+    lost: int
+    mean: float  # reward of the games that ended; 0 if none has
+    bound: float  # of the mean
+
+    @property
+    def passed(self) -> bool:
+        """Whether all were won, and by enough points."""
+        return self.won == self.games and self.mean >= self.bound
+
+
+def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
+    """Play ``--trial-games`` new games at once, with epsilon 0.01; signals end them, too.
+
+    Args:
+        agent: maps uint8 states (n, stack, height, width) to values (n, actions).
+        engine: tells the frame; a later trial plays other games.
+        run: the mean of its games must be 1 more than ``--stop-reward``.
+    """
+    options = run.options
+    seed = TRIAL_SEED + engine.state.frames
+    games = make_games(options.recipe, options.trial_games, seed)
+    rewards: list[float] = []
+    for ended in play_games(games, agent, EPSILON, run.device, seed):
+        rewards += [game.reward for _, game in ended]
+        if engine.should_terminate or min(rewards, default=0) < 0:
+            break
+    return Trial(
+        games=options.trial_games,
+        won=sum(reward > 0 for reward in rewards),
+        lost=sum(reward < 0 for reward in rewards),
+        mean=sum(rewards) / max(len(rewards), 1),
+        bound=min(options.stop_reward + 1, 20),
+    )
 
 
 def describe(rewards: Sequence[float]) -> str:

@@ -6,14 +6,11 @@ fired by ``replay_batches``. Their counters are in the engine's state:
 
     frames, episodes   so far
     episode            the last whole game
-    seen               the newest frames of the first environment, each with the game that it
-                       ended, or None
     update_due         whether frames arrived since the last update
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-import numpy as np
 from ignite.engine import Engine, EventEnum
 
 from lib.games.experience import Episode, Transition
@@ -73,32 +70,23 @@ def play(
         yield
     for transitions in experience:
         buffer.extend(transitions)
-        seen = [(step.frame, step.episode) for step in transitions if step.env == 0]
-        announce(engine, len(transitions), [step.episode for step in transitions], seen)
+        announce(engine, len(transitions), [step.episode for step in transitions])
         if engine.should_terminate:
             return
         if transitions and buffer.added >= initial:  # not len, which may fall again
             yield
 
 
-def announce(
-    engine: Engine,
-    frames: int,
-    episodes: Iterable[Episode | None],
-    seen: Sequence[tuple[np.ndarray, Episode | None]],
-) -> None:
+def announce(engine: Engine, frames: int, episodes: Iterable[Episode | None]) -> None:
     """Count new frames and finished games, and fire their events.
 
     Args:
         engine: counts them.
         frames: number of new frames, of all environments.
         episodes: the games that ended with these frames.
-        seen: the frames of the first environment, uint8 (1, height, width), and the games that
-            ended with them.
     """
     state = engine.state
     state.frames += frames
-    state.seen = seen
     state.update_due = True
     engine.fire_event(PlayEvents.FRAMES_PLAYED)
     for episode in episodes:

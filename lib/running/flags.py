@@ -1,13 +1,13 @@
 """The command line: every setting of a rung is a flag of the same name, which checks its value."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lib.running.checkpoints import SETTINGS, CheckpointError, read_latest
-from lib.running.folder_lock import check_free
 from lib.running.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
@@ -37,6 +37,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
             if entry.metadata["group"] == title:
                 _add_flag(group, entry)
     values = options(**vars(parser.parse_args(argv)))
+    settings: dict[str, Any] = {}  # of the run to resume
     if values.resume:
         settings = _settings_of(values.resume, parser)
         if gone := sorted(settings.keys() - entries.keys()):
@@ -47,12 +48,13 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
         # The resumed run has these settings by default; only some of them may change.
         parser.set_defaults(**{k: v for k, v in settings.items() if k not in OF_ONE_CALL})
         values = options(**vars(parser.parse_args(argv)))
-        for name, value in settings.items():
-            if not entries[name].metadata["free"] and getattr(values, name) != value:
-                flag = "--" + name.replace("_", "-")
-                parser.error(f"{flag}: the run in {values.resume} has {value}")
     if message := values.problem():
         parser.error(message)
+    values = values.settled()
+    for name, value in settings.items():
+        if not entries[name].metadata["free"] and getattr(values, name) != value:
+            flag = "--" + name.replace("_", "-")
+            parser.error(f"{flag}: the run in {values.resume} has {value}")
     return values
 
 
@@ -63,8 +65,7 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> dict[str, Any]
             raise CheckpointError(f"{folder} is not a run folder")
         if message := unwritable("--resume", Path(folder)):
             parser.error(message)
-        check_free(Path(folder))
-        settings = read_latest(Path(folder))[0][SETTINGS]
+        settings = read_latest(Path(folder))[1][SETTINGS]
     except (OSError, CheckpointError) as error:
         parser.error(f"--resume: {error}")
     if settings["script"] != Path(parser.prog).stem:
@@ -99,6 +100,8 @@ def _checked(text: str, meta: Any) -> Any:
     except ValueError:
         kind = "a whole number" if meta["type"] is int else "a number"
         raise argparse.ArgumentTypeError(f"{text!r} is not {kind}") from None
-    if not meta["low"] <= number <= meta["high"]:  # NaN fails here, too
-        raise argparse.ArgumentTypeError(f"{text} is outside {meta['low']:,g} to {meta['high']:,g}")
+    low, high = meta["low"], meta["high"]
+    if not low <= number <= high:  # NaN fails here, too
+        allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"
+        raise argparse.ArgumentTypeError(f"must be {allowed}, not {text}")
     return number

@@ -22,12 +22,11 @@ from ignite.metrics import RunningAverage
 from ignite.metrics.metric import MetricUsage
 
 from lib.learning.agents import QFunction, Schedule
+from lib.running.checkpoints import save_checkpoints
+from lib.running.evaluation import try_agent
 from lib.running.events import COUNTERS, PlayEvents
-from lib.running.pictures import log_pictures
 from lib.running.run import Failure, Run, end_on_signals
-from lib.running.saving import save_checkpoints
 from lib.running.terminal import Terminal
-from lib.running.trial import try_agent
 
 FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
@@ -54,7 +53,7 @@ def attach_handlers(
         saved: what checkpoints store besides the counters; each has ``state_dict`` and
             ``load_state_dict``. If the run is resumed, they are loaded here.
         make_agent: gives the agent that would be saved now, which then has to win games before
-            training ends, see ``lib.running.trial``; None: avg_reward alone decides.
+            training ends, see ``lib.running.evaluation``; None: avg_reward alone decides.
     """
     engine.logger.disabled = True  # lib.running.run reports a failure, once
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
@@ -73,13 +72,9 @@ def attach_handlers(
     stop_on_signals(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon)
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
-    if saved:
-        log_pictures(engine, run, saved)
     save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
     end_training(engine, run)
-    terminal = Terminal(run)
-    terminal.attach(engine)
-    watch_other_programs(engine, run, terminal)
+    Terminal(run).attach(engine)
 
 
 def track_reward(engine: Engine, bound: float, passes: Callable[[], bool]) -> None:
@@ -240,17 +235,6 @@ def stop_on_signals(engine: Engine, run: Run) -> None:
     def listen() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
-
-
-def watch_other_programs(engine: Engine, run: Run, terminal: Terminal) -> None:
-    """Say so when other programs begin to use cores that updates on the CPU need."""
-    if run.device.type != "cpu":
-        return
-
-    @engine.on(Events.STARTED | PlayEvents.FILLING | Events.ITERATION_COMPLETED(every=LOG_EVERY))
-    def check() -> None:
-        if line := run.other_programs.news():
-            terminal.say(line)
 
 
 def end_training(engine: Engine, run: Run) -> None:

@@ -1,16 +1,17 @@
 """The options of rungs: frozen dataclasses, of which every field is also a flag.
 
 ``option`` makes a field. The options of a rung with a replay buffer inherit from ``ReplayOptions``;
-``lib.running.speedrun_options`` has those of 07, 08 and 10. ``lib.running.flags`` reads them from
-the command line. A rung calls its own ``hp``, short for hyperparameters.
+``lib.running.speedrun_options`` has those of 07 and 08. ``lib.running.flags`` reads them from the
+command line. A rung calls its own ``hp``, short for hyperparameters.
 """
 
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import gymnasium as gym
 import psutil
@@ -29,98 +30,70 @@ def option(
     low: float = -math.inf,
     high: float = math.inf,
     choices: Sequence[str] | None = None,
-    type: type | None = None,
     group: str = "learning",
     free: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
     Args:
-        default: its type is the flag's type, unless ``type`` is given.
+        default: its type is the flag's type.
         help: one plain sentence for ``--help``.
         low: the smallest number accepted.
-        high: the largest number accepted.
+        high: the largest number accepted; only where more would not fit into memory or arithmetic.
         choices: the strings accepted.
-        type: the flag's type, for a default of None.
         group: of ``--help``, one of ``lib.running.flags.GROUPS``.
         free: whether it may change when a run is resumed.
     """
-    kind = type or default.__class__
-    return field(
-        default=default,
-        metadata={
-            **{"help": help, "low": low, "high": high, "choices": choices, "type": kind},
-            **{"group": group, "free": free},
-        },
-    )
+    names = {"help": help, "low": low, "high": high, "choices": choices, "type": type(default)}
+    return field(default=default, metadata=names | {"group": group, "free": free})
+
+
+of_this_call = partial(option, group="run", free=True)
+of_run = partial(option, group="run")
+of_playing = partial(option, group="playing")
+of_wrappers = partial(option, group="wrappers")
 
 
 @dataclass(frozen=True)
 class CommonOptions:
     """The settings that every rung has."""
 
-    seed: int = option(0, "random seed", 0, 2_000_000_000, group="run")
-    max_frames: int = option(
-        0, "stop after this many frames; 0: no limit", 0, 10**12, group="run", free=True
+    seed: int = of_run(0, "random seed", 0, 2_000_000_000)
+    max_frames: int = of_this_call(0, "stop after this many frames; 0: no limit", 0)
+    stop_reward: float = of_this_call(17.0, "solved when avg_reward reaches this")
+    cuda: bool = of_run(False, "train on the GPU; short for --device cuda")
+    device: str = of_run("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
+    threads: int = of_this_call(
+        0, "threads with which torch computes; 0: its own choice (in 07: half of it)", 0, 1_024
     )
-    stop_reward: float = option(
-        17.0, "solved when avg_reward reaches this", -1e9, 1e9, group="run", free=True
+    amp: bool = of_run(False, "compute updates in bfloat16 autocast")
+    run_dir: str = of_this_call("runs", "folder in which this run makes its own folder")
+    resume: str = of_this_call("", "resume the run in this folder, with its settings")
+    checkpoint_every: int = of_this_call(
+        5_000, "updates between checkpoints; the last one is saved at the end; 0: none", 0
     )
-    cuda: bool = option(False, "train on the GPU; short for --device cuda", group="run")
-    device: str = option(
-        "", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)", group="run"
-    )
-    threads: int = option(
-        0,
-        "threads with which torch computes; 0: its own choice (in 07: half of it)",
-        0,
-        1_024,
-        group="run",
-        free=True,
-    )
-    amp: bool = option(False, "compute updates in bfloat16 autocast", group="run")
-    run_dir: str = option(
-        "runs", "folder in which this run makes its own folder", group="run", free=True
-    )
-    resume: str = option(
-        "", "resume the run in this folder, with its settings", group="run", free=True
-    )
-    checkpoint_every: int = option(
-        5_000,
-        "updates between checkpoints; the last one is saved at the end; 0: none",
-        0,
-        10**9,
-        group="run",
-        free=True,
-    )
-    checkpoint_replay: bool = option(
-        False, "save the replay buffer in checkpoints, too", group="run", free=True
-    )
-    env: str = option(
-        "PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4", group="playing"
-    )
+    checkpoint_replay: bool = of_this_call(False, "save the replay buffer in checkpoints, too")
+    env: str = of_playing("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
     learning_rate: float = option(1e-4, "learning rate of Adam", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
-    batch_size: int = option(32, "transitions sampled for each new transition", 1, 65_536)
-    epsilon_start: float = option(
-        1.0, "probability of a random action at the start", 0, 1, group="playing"
-    )
-    epsilon_final: float = option(
-        0.02, "probability of a random action at the end", 0, 1, group="playing"
-    )
-    epsilon_frames: int = option(
-        100_000, "frames over which epsilon falls", 1, 10**12, group="playing"
-    )
+    batch_size: int = option(32, "transitions sampled for each new transition", 1)
+    epsilon_start: float = of_playing(1.0, "probability of a random action at the start", 0, 1)
+    epsilon_final: float = of_playing(0.02, "probability of a random action at the end", 0, 1)
+    epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
 
-    def __post_init__(self) -> None:
-        device = self.device or ("cuda" if self.cuda else "cpu")
-        object.__setattr__(self, "device", device)
-        object.__setattr__(self, "cuda", self.cuda or device.startswith("cuda"))
+    def settled(self) -> Self:
+        """With what each value stands for in its place; ``problem`` has found nothing wrong."""
+        device = self._asked_device
+        return replace(self, device=device, cuda=device.startswith("cuda"))
+
+    @property
+    def _asked_device(self) -> str:
+        return self.device or ("cuda" if self.cuda else "cpu")
 
     @property
     def training_device(self) -> torch.device:
         """Where the network learns."""
-        return torch.device(self.device)
+        return torch.device(self._asked_device)
 
     @property
     def torch_threads(self) -> int:
@@ -149,10 +122,11 @@ class CommonOptions:
             check_env_id(self.env)
         except ValueError as error:
             return f"--env: {error}"
-        if self.cuda and not self.device.startswith("cuda"):
-            return f"--cuda: contradicts --device {self.device}"
-        if message := missing_device(self.device):
-            return f"{'--cuda' if self.device == 'cuda' else '--device'}: {message}"
+        device = self._asked_device
+        if self.cuda and not device.startswith("cuda"):
+            return f"--cuda: contradicts --device {device}"
+        if message := missing_device(device):
+            return f"{'--cuda' if device == 'cuda' else '--device'}: {message}"
         if self.epsilon_final > self.epsilon_start:
             return "--epsilon-final is more than --epsilon-start"
         if self.samples > MOST_SAMPLES:
@@ -167,9 +141,9 @@ class CommonOptions:
 class ReplayOptions(CommonOptions):
     """Settings of rungs with a replay buffer and a target network: the book's DQN for Pong."""
 
-    replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", 1, 10**8)
-    replay_initial: int = option(10_000, "transitions to play before training begins", 1, 10**8)
-    target_sync: int = option(1_000, "updates between copies to the target network", 1, 10**9)
+    replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", 1)
+    replay_initial: int = option(10_000, "transitions to play before training begins", 1)
+    target_sync: int = option(1_000, "updates between copies to the target network", 1)
 
     @property
     def samples(self) -> int:
@@ -203,16 +177,12 @@ class ReplayOptions(CommonOptions):
 class PlayerOptions(ReplayOptions):
     """Settings of rungs whose player is a separate process."""
 
-    play_device: str = option(
-        "", "the player's device, as cpu or cuda:1; it gets a copy there", group="playing"
-    )
-    sync_frames: int = option(
+    play_device: str = of_playing("", "the player's device, as cpu or cuda:1; it gets a copy there")
+    sync_frames: int = of_playing(
         0,
         "frames between refreshes of the player's own copy of the network; 0: no copy, the "
         "player acts with the live weights (with --play-device: 4)",
         0,
-        10**6,
-        group="playing",
     )
     player_timeout: float = option(
         60.0,
@@ -223,11 +193,6 @@ class PlayerOptions(ReplayOptions):
         free=True,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.play_device and not self.sync_frames:
-            object.__setattr__(self, "sync_frames", 4)
-
     @property
     def training_device(self) -> torch.device:
         """As ``CommonOptions.training_device``; the player's process must reach the weights."""
@@ -237,16 +202,16 @@ class PlayerOptions(ReplayOptions):
     def remarks(self) -> Iterator[str]:
         """As ``CommonOptions.remarks``."""
         yield from super().remarks()
-        asked = torch.device(self.device)
+        asked = super().training_device
         if asked.type == "mps":
             yield "the player's process cannot share weights on mps: training on the CPU instead"
         elif not self.play_device and not shares_memory(asked):
             yield "processes cannot share memory of the GPU on Windows: the player acts on the CPU"
 
     @property
-    def own_copy(self) -> bool:
-        """Whether the player acts with a copy of the network."""
-        return self.sync_frames > 0
+    def refresh_frames(self) -> int:
+        """Frames between refreshes of the player's own copy of the network; 0: it has none."""
+        return self.sync_frames or (4 if self.play_device else 0)
 
     @property
     def player_device(self) -> str:
@@ -266,28 +231,28 @@ class PlayerOptions(ReplayOptions):
 class PrecisionOptions(CommonOptions):
     """Settings of rungs that choose the precision of their gradients.
 
-    ``auto`` is replaced at once by the precision it stands for. So records and checkpoints say what
-    was used, and a run that is resumed on another machine keeps it.
+    Records and checkpoints say what ``auto`` stood for. So a run that is resumed on another machine
+    keeps it.
     """
 
-    precision: str = option(
+    precision: str = of_run(
         "auto",
         "precision of the gradients; auto: bfloat16 if the processor has units for it (or with "
         "--amp), else float32",
         choices=PRECISIONS,
-        group="run",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.precision == "auto" and not missing_device(self.device):
+    def settled(self) -> Self:
+        """As ``CommonOptions.settled``."""
+        chosen = self.precision
+        if chosen == "auto":
             chosen = "bfloat16" if self.amp else choose_precision(self.training_device)
-            object.__setattr__(self, "precision", chosen)
+        return replace(super().settled(), precision=chosen)
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the gradients."""
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.precision]
+        return getattr(torch, self.settled().precision)
 
     def problem(self) -> str | None:
         """As ``CommonOptions.problem``."""
@@ -300,19 +265,13 @@ class PrecisionOptions(CommonOptions):
 class WrapperOptions(ReplayOptions):
     """Settings of rungs with cheaper wrappers; each choice can be switched back."""
 
-    noop_max: int = option(
-        0, "start games with up to this many no-ops (DeepMind: 30)", 0, 1_000, group="wrappers"
-    )
-    max_pool: bool = option(
-        False, "frame skip takes the maximum of the last two frames", group="wrappers"
-    )
-    episodic_life: bool = option(True, "a lost life ends the episode", group="wrappers")
-    fire_reset: bool = option(True, "press FIRE after a reset", group="wrappers")
-    clip_reward: bool = option(True, "clip rewards to their sign", group="wrappers")
-    stack: int = option(2, "stacked frames per state (DeepMind: 4)", 1, 16, group="wrappers")
-    resize: str = option(
-        "opencv-linear", "how frames are resized", choices=list(RESIZERS), group="wrappers"
-    )
+    noop_max: int = of_wrappers(0, "start games with up to this many no-ops (DeepMind: 30)", 0)
+    max_pool: bool = of_wrappers(False, "frame skip takes the maximum of the last two frames")
+    episodic_life: bool = of_wrappers(True, "a lost life ends the episode")
+    fire_reset: bool = of_wrappers(True, "press FIRE after a reset")
+    clip_reward: bool = of_wrappers(True, "clip rewards to their sign")
+    stack: int = of_wrappers(2, "stacked frames per state (DeepMind: 4)", 1, 16)
+    resize: str = of_wrappers("opencv-linear", "how frames are resized", choices=list(RESIZERS))
 
     def make_env(self) -> gym.Env:
         """The game with these wrappers."""

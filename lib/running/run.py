@@ -1,33 +1,30 @@
 """A run from the command line to its exit code: seeds, threads, folder, records, failures."""
 
 import math
-import os
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NoReturn
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from ignite.engine import State
 from ignite.handlers import TensorboardLogger
+from torch.utils.tensorboard import summary
 
 from lib.gpu_checks import left_out
-from lib.running.checkpoints import CheckpointError, read_latest
+from lib.running import hparams
+from lib.running.checkpoints import EVENT_FILES, CheckpointError, read_latest
 from lib.running.flags import parse
-from lib.running.folder_lock import hold
-from lib.running.hparams import summarize
 from lib.running.machine import describe_machine, prepare_torch
 from lib.running.options import CommonOptions, Options
-from lib.running.other_programs import OtherPrograms
-from lib.transfer import is_asynchronous
 
-EVENT_FILES = "events.out.tfevents.*"
 # What torch has no exception of its own for, cuDNN's and cuBLAS's errors among them.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
 
@@ -51,8 +48,7 @@ class Run(Generic[Options]):
     script: str
     checkpoint: dict[str, Any] | None = None  # the one to resume from
     signal: int | None = field(default=None)  # the signal that ended training
-    other_programs: OtherPrograms = field(default_factory=OtherPrograms)
-    settings: dict[str, Any] = field(default_factory=dict)  # to be written, see write_settings
+    machine: Mapping[str, Any] = field(default_factory=dict)  # see ``describe_machine``
     outcome: dict[str, float] | None = None  # once training has ended
 
     @property
@@ -66,8 +62,8 @@ class Run(Generic[Options]):
         for name, value in self.outcome.items():
             if math.isfinite(value):  # avg_reward is not, before the first episode, for example
                 self.tensorboard.writer.add_scalar(f"outcome/{name}", value)
-        *_, end = summarize({})
-        self.tensorboard.writer.file_writer.add_summary(end)
+        *_, ended = summary.hparams({}, {})
+        self.tensorboard.writer.file_writer.add_summary(ended)
         self.tensorboard.writer.flush()
 
     @property
@@ -76,13 +72,10 @@ class Run(Generic[Options]):
         return self.checkpoint["progress"]["frames"] if self.checkpoint else 0
 
     def write_settings(self) -> None:
-        """List the run in TensorBoard's HPARAMS tab, with what was left out until now; once."""
-        if self.settings:
-            parts = "; ".join([*self.options.remarks(), *left_out])
-            columns, begin, _ = summarize(self.settings | {"left_out": parts})
-            for summary in (columns, begin):
-                self.tensorboard.writer.file_writer.add_summary(summary)
-            self.settings = {}
+        """List the run in TensorBoard's HPARAMS tab, with what was left out until now."""
+        parts = "; ".join([*self.options.remarks(), *left_out])
+        told = {"script": self.script, **asdict(self.options), **self.machine, "left_out": parts}
+        hparams.write_settings(self.folder, told)
 
     def autocast(self) -> torch.autocast:
         """bfloat16 where it is safe, if ``--amp`` was given."""
@@ -132,23 +125,19 @@ def launch(
             print(f"resumed after {frames:,} frames, {updates:,} updates", flush=True)
         # TensorBoard should show new points within seconds.
         with TensorboardLogger(folder, flush_secs=5) as tensorboard:
-            run = Run(options, device, folder, tensorboard, script, checkpoint)
-            settings = asdict(options) | {"script": script} | machine
-            run.settings = {} if checkpoint else settings
+            run = Run(options, device, folder, tensorboard, script, checkpoint, machine=machine)
             del checkpoint  # the run has it, and drops it when it has started
-            if not is_asynchronous(device):
-                run.write_settings()  # an unfinished run is listed, too
-            try:  # on a GPU when training begins, and all is checked
+            if not options.resume:  # else when it is known to work
+                run.write_settings()
+            try:
                 train(options, run)
             except KeyboardInterrupt:
                 if run.signal is not None or not run.solved:  # training itself was interrupted
                     raise
                 print("the games after training were cut short", flush=True)
-            finally:
-                run.write_settings()
         print(_last_line(run))
         sys.exit(0 if run.signal is None or run.solved else 128 + run.signal)
-    except (Failure, OSError) as failure:  # e.g. the disk is full
+    except (Failure, CheckpointError, OSError) as failure:  # e.g. the disk is full
         print(f"{script}: failed: {failure}", file=sys.stderr)
         sys.exit(1)
     except RuntimeError as error:
@@ -195,34 +184,29 @@ def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(args)
 
 
-def open_folder(
-    options: Options, script: str
-) -> tuple[Path, dict[str, Any] | None, FileLock | None]:
+def open_folder(options: Options, script: str) -> tuple[Path, dict[str, Any] | None, FileLock]:
     """The folder of the run, its latest checkpoint if it is resumed, and its lock.
 
-    Everything logged after that checkpoint is cut off the event files: it will be logged again.
+    Two processes in one folder would delete each other's checkpoints. The lock is the operating
+    system's: it ends with its process, even if that is killed.
     """
     folder = Path(options.resume) if options.resume else make_folder(options, script)
-    lock = hold(folder)
-    if not lock:
-        print(f"{folder}: its file system has no locks, so resume the run only when it has ended")
+    lock = FileLock(folder / "lock", blocking=False, thread_local=False, preserve_lock_file=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise CheckpointError(f"{folder} is in use: its run has not ended") from None
     if not options.resume:
         return folder, None, lock
-    checkpoint, remark = read_latest(folder)
+    file, checkpoint, remark = read_latest(folder)
     if remark:
         print(remark)
-    cut_events(folder, checkpoint["progress"]["events"])
-    return folder, checkpoint, lock
-
-
-def cut_events(folder: Path, lengths: Mapping[str, int]) -> None:
-    """Cut the event files to these lengths, which the checkpoint stored."""
-    for file in folder.glob(EVENT_FILES):
-        if file.name in lengths:
-            if file.stat().st_size > lengths[file.name]:  # a shorter one would be filled with zeros
-                os.truncate(file, lengths[file.name])
-        else:  # from a resumed run that saved no checkpoint
-            file.unlink()
+    # What was logged after it is cut off when all is loaded, not before. Files that it does not
+    # know are from a resumed run that saved no checkpoint.
+    progress = checkpoint["progress"]
+    files = [events.name for events in folder.glob(EVENT_FILES)]
+    progress["events"] = {name: progress["events"].get(name, 0) for name in files}
+    return folder, checkpoint | {"file": file}, lock
 
 
 def make_folder(options: Options, script: str) -> Path:
@@ -230,13 +214,11 @@ def make_folder(options: Options, script: str) -> Path:
     game = options.env.split("NoFrameskip")[0].lower()
     started = time.strftime("%Y-%m-%dT%H-%M-%S")
     name = f"{script}-{game}-seed{options.seed}-{started}"
-    for attempt in range(1, 1000):
+    for attempt in range(1, 1_000):
         folder = Path(options.run_dir) / (name if attempt == 1 else f"{name}-{attempt}")
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            continue
     raise FileExistsError(f"{name} and 999 folders after it exist already")
 
 

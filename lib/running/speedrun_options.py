@@ -1,13 +1,19 @@
-"""The options of the speedruns, 07, 08 and 10: parallel Q(lambda), cut down to Pong."""
+"""The options of the speedruns, 07 and 08: parallel Q(lambda), cut down to Pong."""
 
 from dataclasses import dataclass, replace
 
 import torch
 
 import emulator
-from lib.devices import cores
 from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
-from lib.running.options import CommonOptions, PrecisionOptions, option
+from lib.running.options import (
+    CommonOptions,
+    PrecisionOptions,
+    of_playing,
+    of_run,
+    of_wrappers,
+    option,
+)
 
 
 @dataclass(frozen=True)
@@ -17,8 +23,8 @@ class PongOptions(CommonOptions):
     They see it at half the resolution.
     """
 
-    any_game: bool = option(
-        False, "use all actions and the whole picture, not only Pong's part", group="playing"
+    any_game: bool = of_playing(
+        False, "use all actions and the whole picture, not only Pong's part"
     )
 
     @property
@@ -42,35 +48,25 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     learning_rate_final: float = option(3e-5, "learning rate of Adam at the end", 1e-12, 1)
     adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
-    batch_size: int = option(64, "frames of the last rollout per update", 1, 65_536)
+    batch_size: int = option(64, "frames of the last rollout per update", 1)
     epochs: float = option(
-        4.0, "how often each frame is learned from, on average, at the start", 0.01, 64
+        4.0, "how often each frame is learned from, on average, at the start", 0.01
     )
-    epochs_final: float = option(2.0, "the same at the end", 0.01, 64)
+    epochs_final: float = option(2.0, "the same at the end", 0.01)
     averaged: int = option(
-        1_000, "updates over which the weights of the agent are averaged at the end", 1, 10**6
+        1_000, "updates over which the weights of the agent are averaged at the end", 1
     )
-    envs: int = option(16, "environments, stepped together", 1, 1_024, group="playing")
-    rollout: int = option(128, "frames of each environment in a rollout", 1, 1_024, group="playing")
-    trial_games: int = option(
-        64,
-        "games that the agent must win, no longer learning, to end training",
-        1,
-        1_024,
-        group="run",
+    envs: int = of_playing(16, "environments, stepped together", 1, 1_024)
+    rollout: int = of_playing(128, "frames of each environment in a rollout", 1, 1_024)
+    trial_games: int = of_run(
+        64, "games that the agent must win, no longer learning, to end training", 1, 1_024
     )
     trace: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
-    stack: int = option(2, "stacked frames per state", 1, 16, group="wrappers")
+    stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
     # It is reached by equal factors, so it cannot be 0.
-    epsilon_final: float = option(
-        0.01, "probability of a random action at the end", 1e-6, 1, group="playing"
-    )
-    epsilon_frames: int = option(
-        100_000, "frames over which epsilon falls", 1, 10**12, group="playing"
-    )
-    epsilon_floor: float = option(
-        0.06, "a lower bound of epsilon, which falls, too", 0, 1, group="playing"
-    )
+    epsilon_final: float = of_playing(0.01, "probability of a random action at the end", 1e-6, 1)
+    epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
+    epsilon_floor: float = of_playing(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
 
 
 @dataclass(frozen=True)
@@ -92,46 +88,3 @@ class EmulatorOptions(SpeedrunOptions):
         if self.any_game or not self.env.startswith("Pong"):
             return "--env: this emulator plays Pong alone; 07_speedrun.py --any-game plays others"
         return emulator.missing() or super().problem()
-
-
-@dataclass(frozen=True)
-class LearnersOptions(EmulatorOptions):
-    """The settings of 10: as 08, with several learners.
-
-    0 learners are replaced at once by the number they stand for, as ``auto`` is by a precision.
-    """
-
-    learners: int = option(
-        0,
-        "processes that learn; 0: one for each core, up to 4, and 1 on a GPU",
-        0,
-        64,
-        group="run",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.learners:
-            fitting = [n for n in (1, 2, 4) if self.envs % n == 0 and self.batch_size % n == 0]
-            most = max(n for n in fitting if n <= cores())
-            on_cpu = self.training_device.type == "cpu"
-            object.__setattr__(self, "learners", most if on_cpu else 1)
-
-    @property
-    def torch_threads(self) -> int:
-        """As ``CommonOptions.torch_threads``: a learner has a core of its own."""
-        return self.threads or self.threads_to_play
-
-    @property
-    def threads_to_play(self) -> int:
-        """Threads in which a learner plays; 0: one for each core."""
-        return 1 if self.learners > 1 else 0
-
-    def problem(self) -> str | None:
-        """As ``CommonOptions.problem``."""
-        for flag, number in (("--envs", self.envs), ("--batch-size", self.batch_size)):
-            if number % self.learners:
-                return f"--learners: {self.learners} cannot share {flag} {number} evenly"
-        if self.learners > 1 and self.device != "cpu":
-            return f"--learners: on {self.device} there can be only 1"
-        return super().problem()
