@@ -225,7 +225,7 @@ def compiled_way(
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its cache")  # set by the compiler
     say(f"compiling the {name}: up to a minute, or seconds if {cache} has it already")
     on_gpu = is_asynchronous(device)
-    tools = "Triton" if on_gpu else "g++, clang or cl, and Python's headers"
+    tools = "Triton, or triton-windows" if on_gpu else "g++, clang or cl, and Python's headers"
     part = f"the compiled {name} (compiling needs {tools})"
     # With random numbers of its own it would draw other rows, and could not be compared.
     options = {"fallback_random": True} if on_gpu else {}
