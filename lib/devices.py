@@ -33,13 +33,14 @@ def missing_device(name: str) -> str | None:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda", "mps"):
+    if device.type == "cpu":
+        return None
+    if device.type not in ("cuda", "mps"):
         return f"{name!r} is not cpu, cuda, cuda:1 (the second GPU) or mps (Apple's)"
     refused = f"torch {torch.__version__} cannot use the GPU {name}: "
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        return refused + "it finds none on this machine"
-    if device.type != "cuda":
-        return None
+    if device.type == "mps":
+        found = torch.backends.mps.is_available()
+        return None if found else refused + "it finds none on this machine"
     # Nobody keeps a list of GPUs: torch is asked, and then the GPU adds two numbers.
     try:
         with warnings.catch_warnings(action="ignore"):  # of what is told below, over many lines
