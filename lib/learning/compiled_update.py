@@ -9,7 +9,6 @@ import copy
 import math
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +22,6 @@ from lib.transfer import is_asynchronous
 
 Weights = dict[str, torch.Tensor]
 Update = Callable[[], torch.Tensor]
-Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
 # How far two ways to compute a gradient may be apart, as a share of its length. Each rounds to 8
@@ -213,11 +211,11 @@ def captured(function: Callable[[], Result]) -> Callable[[], Result]:
 
 def compiled_way(
     name: str,
-    plain: Function,
+    plain: Callable[..., Any],
     device: torch.device,
-    results: Callable[[Function], Results],
+    results: Callable[[Callable[..., Any]], Results],
     allowed: float,
-) -> Function:
+) -> Callable[..., Any]:
     """The function, compiled now if that works; the arguments are those of ``faster_way``."""
     from torch._inductor import config  # a slow import
 
@@ -229,8 +227,13 @@ def compiled_way(
     part = f"the compiled {name} (compiling needs {tools})"
     # With random numbers of its own it would draw other rows, and could not be compared.
     options = {"fallback_random": True} if on_gpu else {}
-    make = partial(torch.compile, plain, fullgraph=True, options=options)
-    return faster_way(part, plain, make, results, allowed)
+    return faster_way(
+        part,
+        plain,
+        lambda: torch.compile(plain, fullgraph=True, options=options),
+        results,
+        allowed,
+    )
 
 
 class CapturedForward:
