@@ -225,15 +225,12 @@ def compiled_way(
     on_gpu = is_asynchronous(device)
     tools = "Triton, or triton-windows" if on_gpu else "g++, clang or cl, and Python's headers"
     part = f"the compiled {name} (compiling needs {tools})"
-    # With random numbers of its own it would draw other rows, and could not be compared.
-    options = {"fallback_random": True} if on_gpu else {}
-    return faster_way(
-        part,
-        plain,
-        lambda: torch.compile(plain, fullgraph=True, options=options),
-        results,
-        allowed,
-    )
+
+    def make() -> Callable[..., Any]:
+        # With random numbers of its own it would draw other rows, and could not be compared.
+        return torch.compile(plain, fullgraph=True, options={"fallback_random": on_gpu})
+
+    return faster_way(part, plain, make, results, allowed)
 
 
 class CapturedForward:
