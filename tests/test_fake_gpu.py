@@ -7,18 +7,14 @@ there is a GPU.
 
 import contextlib
 import importlib.util
-import multiprocessing
-import os
 import re
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from functools import cache
-from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -30,7 +26,6 @@ if torch.cuda.is_available():  # torch has room for one kind of accelerator
 from conftest import ROOT
 from fake_gpu import (
     NAME,
-    Everything,
     FakeGraph,
     FakeStream,
     GpuTensor,
@@ -69,19 +64,19 @@ def load(script: str, edit: Callable[[str], str] = lambda source: source) -> typ
     return module
 
 
-class Seen:
+class Seen(NamedTuple):
     """Of a run: the loss of every update, and where the CPU waited between the first and last."""
 
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.waits: set[str] = set()
+    losses: list[float]
+    waits: set[str]
 
 
 def train(
     module: types.ModuleType, folder: Path, device: str, updates: int = UPDATES, **settings: Any
 ) -> Seen:
     """Let a rung make some updates. It draws the same random numbers on every device."""
-    seen, losses = Seen(), []
+    waits: set[str] = set()
+    outputs: list[torch.Tensor] = []
     attach_handlers = module.attach_handlers
 
     def attach(engine: Engine, *args: Any) -> None:
@@ -91,9 +86,9 @@ def train(
 
         @engine.on(Events.ITERATION_COMPLETED)
         def completed() -> None:
-            seen.waits.update(gpu.waits)
-            losses.append(engine.state.output)
-            if len(losses) == updates:
+            waits.update(gpu.waits)
+            outputs.append(engine.state.output)
+            if len(outputs) == updates:
                 engine.terminate()
 
     options_class = getattr(module, "Options", ReplayOptions)
@@ -105,11 +100,11 @@ def train(
         run = Run(options, torch.device(device), folder, tensorboard, module.__name__)
         run.settings = {"script": module.__name__}
         module.train(options, run)
-    seen.losses = [loss.item() for loss in losses]
-    assert len(seen.losses) == updates
-    assert np.isfinite(seen.losses).all()
-    assert len(set(seen.losses)) > 1  # each its own tensor
-    return seen
+    losses = [loss.item() for loss in outputs]
+    assert len(losses) == updates
+    assert np.isfinite(losses).all()
+    assert len(set(losses)) > 1  # each its own tensor
+    return Seen(losses, waits)
 
 
 @cache
@@ -180,40 +175,6 @@ def test_where_games_are_played_on_the_gpu_nothing_is_waited_for(tmp_path, monke
     assert left_out == []
     assert seen.waits == set()
     assert [game.steps for game in games] == [10] * 6  # of the first of two reports of 32 steps
-
-
-class Threads:
-    """In place of multiprocessing: a player that shares the GPU's memory, as CUDA IPC would."""
-
-    Pipe = staticmethod(multiprocessing.Pipe)
-
-    class Process(threading.Thread):
-        exitcode, pid = 0, 1
-
-        def __init__(self, target: Any, args: tuple, name: str, daemon: bool) -> None:
-            super().__init__(name=name, daemon=daemon)
-            pipe, self.bound, _, self.play, self.packed = args
-            self.pipe = Connection(os.dup(pipe.fileno()))  # the trainer closes its own
-
-        def run(self) -> None:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError), Everything():
-                self.pipe.send(None)
-                self.play(player.ExperienceQueue(self.pipe, self.bound), *self.packed.args)
-            self.pipe.close()
-
-        def kill(self) -> None:
-            assert not self.is_alive()
-
-    def __init__(self, how: str) -> None:
-        assert how == "spawn"
-
-
-def test_a_trainer_never_waits_for_its_gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(player.multiprocessing, "get_context", Threads)
-    settings = {"play_device": f"{NAME}:0", "sync_frames": 2, "steps": 2}
-    with in_place_of_cuda():
-        seen = train(load("03_parallel"), tmp_path, NAME, **settings)
-    assert seen.waits == set()
 
 
 def test_the_copy_for_a_player_follows_the_network():
@@ -449,7 +410,7 @@ def test_a_player_that_cannot_share_acts_on_the_cpu(refuse, told, tmp_path, capf
             seen = train(load("03_parallel"), tmp_path, NAME, **there)
     finally:
         ForkingPickler.register(GpuTensor, _no_sharing)
-    assert seen.waits == set()  # a copy on the CPU refreshes the player's weights
+    assert seen.waits == set()  # neither for updates, nor for the copy that the player acts with
     out, err = capfd.readouterr()
     assert_said([f"the player on the GPU, it acts on the CPU: {told}"], out + err, tmp_path)
 

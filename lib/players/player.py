@@ -68,13 +68,14 @@ class Player:
     yields an empty list, so that the caller can stop. If the player is lost, there are no more: the
     run ends as always, with its checkpoint, and leaving the ``with`` block raises ``Failure``.
 
+    Networks share their weights with the player: in shared memory on the CPU, through CUDA IPC on
+    the GPU. If the system refuses that, as WSL2 does, the player acts on the CPU. There it gets a
+    ``CopyOnCpu`` of a network on the GPU.
+
     Args:
         play: a module-level function (the process is started with ``spawn``), called in the player
             with the queue and ``args``. Its exceptions become the trainer's ``Failure``.
-        args: passed to ``play``. Networks in it share their weights with the trainer: in shared
-            memory on the CPU, through CUDA IPC on the GPU. If the player acts on the CPU, it gets a
-            ``CopyOnCpu`` of a network on the GPU. If the system refuses to share the GPU's memory,
-            as WSL2 does, the player acts on the CPU, too.
+        args: passed to ``play``.
         bound: how many transitions the player may be ahead.
         seed: of the player's process.
         timeout: seconds without a transition after which the player counts as lost.
@@ -134,14 +135,13 @@ class Player:
             theirs.close()  # now the player alone holds this end, so its death ends the pipe
             if not self._pipe.poll(max(self.timeout, START_SECONDS)):
                 raise Failure("the player did not start")
-            if (message := self._received()) is not None:
-                raise Failure(message)
+            self._received()  # it has its arguments
         except BaseException:
             self._end(patience=0)
             raise
 
     def _received(self) -> Any:
-        """The next message; an error instead of it is raised as a ``Failure``."""
+        """The next message."""
         try:
             message = self._pipe.recv()
         except (EOFError, OSError):  # between messages, or within one
