@@ -103,16 +103,13 @@ class DeviceGames:
         """Games and points of the last report, if it is time for the next one."""
         if self._step < len(self._ends):
             return [], (0, 0)
-        episodes, won_and_lost = [], (0, 0)
-        if self._report is not None:
-            points, steps, won, lost = self._report.read().swapaxes(0, 1)
-            won_and_lost = int(won.sum()), int(lost.sum())
-            ended = steps > 0
-            ends = zip(points[ended], steps[ended], strict=True)
-            episodes = [Episode(float(reward), int(length)) for reward, length in ends]
-        self._report = Download(self._ends)
-        self._step = 0
-        return episodes, won_and_lost
+        report, self._report, self._step = self._report, Download(self._ends), 0
+        if report is None:
+            return [], (0, 0)
+        points, steps, won, lost = report.read().swapaxes(0, 1)
+        ends = zip(points[steps > 0], steps[steps > 0], strict=True)
+        episodes = [Episode(float(reward), int(length)) for reward, length in ends]
+        return episodes, (int(won.sum()), int(lost.sum()))
 
 
 class DeviceExploration:
@@ -130,7 +127,7 @@ class DeviceExploration:
         return torch.where(at_random, torch.randint_like(greedy, self.n_actions), greedy)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: nothing of its own."""
+        """For a checkpoint: nothing of its own."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
