@@ -24,7 +24,7 @@ from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
 from lib.running.evaluation import evaluate
-from lib.running.events import play
+from lib.running.events import PlayEvents, play
 from lib.running.handlers import attach_handlers
 from lib.running.options import PrecisionOptions, ReplayOptions, option
 from lib.running.run import Run, launch
@@ -74,10 +74,12 @@ def train(hp: Options, run: Run) -> State:
             target_net.load_state_dict(net.compute)
         return loss
 
+    learn.compile()
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "buffer": buffer, "agent": agent}
     attach_handlers(engine, run, epsilon, saved)
-    state = engine.run(learn.ready_for(play(engine, experience, buffer, hp.replay_initial)))
+    engine.add_event_handler(PlayEvents.TRAINING_BEGINS, learn)  # one update more, not counted
+    state = engine.run(play(engine, experience, buffer, hp.replay_initial))
     if state.solved:
         evaluate(q_function, run)
     return state

@@ -87,11 +87,11 @@ def train(hp: Options, run: Run) -> State:
 
     best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
     learn = CompiledUpdate(update, run.device, net, rollout.position)
-    learn.compile_ahead()
+    learn.compile()
     engine = Engine(lambda engine, _: learn())
     saved = {"net": net, "buffer": rollout, "explore": explore, "points": progress}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    state = engine.run(learn.ready_for(play()))
+    state = engine.run(play())
     if state.solved:
         evaluate(net.agent(), run)
     return state

@@ -1,17 +1,19 @@
 """What a device can do: from its features, not from timing, so a seed always gives the same run."""
 
 import os
-import re
 import sys
 import warnings
-from importlib.util import find_spec
 
 import torch
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 # Instructions that multiply bfloat16 numbers, as torch names them: on x86, and on ARM.
 BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
-TRITON = (7, 0)  # the compute capability from which on torch compiles, by torch's own error message
+ADVICE = {  # to torch's errors
+    "not compiled with CUDA": "; install a torch for CUDA, see pytorch.org/get-started",
+    "no kernel image": "; install a torch for this GPU, see pytorch.org/get-started",
+    "out of memory": "; other programs fill its memory, nvidia-smi lists them",
+}
 
 
 def cores() -> int:
@@ -31,74 +33,26 @@ def missing_device(name: str) -> str | None:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda", "mps"):
+    if device.type == "cpu":
+        return None
+    if device.type not in ("cuda", "mps"):
         return f"{name!r} is not cpu, cuda, cuda:1 (the second GPU) or mps (Apple's)"
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        return f"torch {torch.__version__} finds no GPU {name} that it can use on this machine"
-    return gpu_fault(device) if device.type == "cuda" else None
-
-
-def gpu_fault(device: torch.device) -> str | None:
-    """Why torch cannot compute on this NVIDIA GPU, and what helps, in one line; None if it can.
-
-    Nobody keeps a list of GPUs: torch is asked, and then the GPU adds two numbers.
-    """
-    refused = f"torch {torch.__version__} cannot use the GPU {device}: "
+    refused = f"torch {torch.__version__} cannot use the GPU {name}: "
+    if device.type == "mps":
+        found = torch.backends.mps.is_available()
+        return None if found else refused + "it finds none on this machine"
+    # Nobody keeps a list of GPUs: torch is asked, and then the GPU adds two numbers.
     try:
         with warnings.catch_warnings(action="ignore"):  # of what is told below, over many lines
             torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:  # no driver, an old one, no CUDA in this torch
-        told = first_line(error)
-        if "not compiled with CUDA" in told:
-            told += "; install one for CUDA, see pytorch.org/get-started"
-        return refused + told
-    count = torch.cuda.device_count()
-    if (device.index or 0) >= count:
-        return f"{refused}it finds {count} GPU{'s' * (count != 1)}"
-    capability, built = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
-    if not has_kernels(capability, built):
-        return (
-            f"{refused}it has no kernels for compute capability {_dotted(capability)}, only for "
-            f"{', '.join(built)}; install a torch that has them, for another version of CUDA (see "
-            "pytorch.org/get-started), or train without --cuda"
-        )
-    try:
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            return f"{refused}it finds {count} GPU{'s' * (count != 1)}"
         torch.ones(2, device=device).sum().item()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         told = first_line(error)
-        full = "; other programs fill its memory, nvidia-smi lists them" * ("memory" in told)
-        return refused + told + full
-    return None
-
-
-def has_kernels(capability: tuple[int, int], built: list[str]) -> bool:
-    """Whether code that was built for these architectures runs on a GPU.
-
-    Machine code (sm) runs on the same major version from its minor version on. The driver
-    translates intermediate code (compute) for every newer GPU.
-
-    Args:
-        capability: compute capability of the GPU, such as (6, 1).
-        built: as ``torch.cuda.get_arch_list`` gives them, such as sm_75 and compute_120.
-    """
-    codes = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", name) for name in built]
-    known = [(code[1], (int(code[2]), int(code[3]))) for code in codes if code]
-    return not known or any(
-        version <= capability and (kind == "compute" or version[0] == capability[0])
-        for kind, version in known
-    )
-
-
-def compiler_fault(device: torch.device) -> str | None:
-    """Why nothing can be compiled for this NVIDIA GPU, in one line; None if it can be tried."""
-    if find_spec("triton") is None:
-        return "Triton is not installed: pip install triton (on Windows: triton-windows)"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < TRITON:
-        return (
-            f"Triton compiles for compute capability {_dotted(TRITON)} and above, and this GPU has "
-            f"{_dotted(capability)}"
-        )
+        advice = next((text for words, text in ADVICE.items() if words in told), "")
+        return refused + told + advice
     return None
 
 
@@ -107,10 +61,6 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if "raised:" not in line]  # torch's compiler begins with it
     return next((line for line in lines if "error: " in line), (*lines, type(error).__name__)[0])
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
 
 
 def shares_memory(device: torch.device) -> bool:

@@ -10,8 +10,7 @@ import math
 import numpy as np
 import torch
 
-# Kinds of devices that work through their own queue while the CPU continues.
-ASYNCHRONOUS = ("cuda",)
+ASYNCHRONOUS = ("cuda",)  # kinds of devices that work through their own queue
 
 
 def is_asynchronous(device: torch.device) -> bool:
@@ -29,8 +28,6 @@ class Parcel:
         contents: shape and dtype of each array.
     """
 
-    ALIGNMENT = 16  # bytes: a multiple of the size of every dtype
-
     def __init__(
         self, device: torch.device, *contents: tuple[tuple[int, ...], np.dtype | type]
     ) -> None:
@@ -40,7 +37,7 @@ class Parcel:
         for shape, dtype in contents:
             size = math.prod(shape) * np.dtype(dtype).itemsize
             self._places.append((end, end + size))
-            end += -(-size // self.ALIGNMENT) * self.ALIGNMENT
+            end += -(-size // 16) * 16  # a multiple of the size of every dtype
         self._memory = torch.empty(end, dtype=torch.uint8, pin_memory=is_asynchronous(device))
         memory = self._memory.numpy()
         self.arrays = [
@@ -63,10 +60,9 @@ class Parcel:
 def upload(device: torch.device, *arrays: np.ndarray | torch.Tensor) -> list[torch.Tensor]:
     """The arrays as tensors on the device; on the CPU they share their memory.
 
-    Tensors are returned as they are. Do not mix arrays and tensors.
+    Tensors are returned as they are; arrays and tensors cannot be mixed.
     """
-    tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
-    if tensors:
+    if tensors := [array for array in arrays if isinstance(array, torch.Tensor)]:
         return tensors
     outside = [array for array in arrays if isinstance(array, np.ndarray)]
     if not is_asynchronous(device):
@@ -95,11 +91,7 @@ def gather(device: torch.device, *tables: tuple[np.ndarray, np.ndarray]) -> list
 
 
 class Download:
-    """The numbers of a tensor, on their way from the device; whoever reads them waits for them.
-
-    Args:
-        tensor: may change afterwards.
-    """
+    """The numbers that a tensor has now, on their way from the device; whoever reads them waits."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         there = is_asynchronous(tensor.device)

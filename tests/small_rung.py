@@ -59,8 +59,9 @@ def train(hp: Options, run: Run) -> State:
             target_net.load_state_dict(net.compute)
         return loss
 
+    learn.compile()
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "buffer": buffer, "agent": agent}
     attach_handlers(engine, run, epsilon, saved)
     experience = VectorExperienceSource(envs, agent)
-    return engine.run(learn.ready_for(play(engine, experience, buffer, hp.replay_initial)))
+    return engine.run(play(engine, experience, buffer, hp.replay_initial))

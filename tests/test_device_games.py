@@ -11,6 +11,7 @@ from emulator import PongVectorEnv
 from lib.games.device_games import DeviceExploration, DeviceGames
 from lib.games.experience import Episode
 from lib.games.vector_env import StackedVectorEnv
+from lib.learning.agents import Exploration
 from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
 
 GAMES, STEPS, EVERY = 3, 320, 8
@@ -73,3 +74,5 @@ def test_some_actions_are_random():
     assert torch.equal(explore(greedy, 0), greedy)
     counts = explore(greedy, 1).bincount(minlength=4) / len(greedy)
     assert torch.allclose(counts, torch.tensor([0.125, 0.125, 0.125, 0.625]), atol=0.02)
+    # A run that explored on the GPU goes on where the games are the CPU's.
+    Exploration(4, explore.epsilon).load_state_dict(explore.state_dict())

@@ -1,15 +1,12 @@
 """What devices can do, and the settings that follow from it."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from lib import devices
-from lib.devices import choose_precision, has_kernels, missing_device
-from lib.learning.compiled_update import CompiledUpdate
+from lib.devices import choose_precision, compiles, missing_device
 from lib.running.flags import parse
 from lib.running.options import CommonOptions, PlayerOptions, PrecisionOptions
+from lib.running.run import describe_device_error
 
 CPU = torch.device("cpu")
 
@@ -17,22 +14,17 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch can use two GPUs, or says so."""
-    monkeypatch.setattr(devices, "gpu_fault", lambda device: None)
+    zeros = torch.zeros(2)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: zeros)
 
 
 def describe_cpu(monkeypatch: pytest.MonkeyPatch, onednn: bool, *features: str) -> None:
     """Let torch find a CPU with these features."""
     capabilities = {"avx512_f": True, **dict.fromkeys(features, True)}
-    fake = SimpleNamespace(
-        device=torch.device,
-        cpu=SimpleNamespace(get_capabilities=lambda: capabilities),
-        cuda=torch.cuda,
-        backends=SimpleNamespace(
-            mkldnn=SimpleNamespace(is_available=lambda: onednn), mps=torch.backends.mps
-        ),
-    )
-    monkeypatch.setattr(devices, "torch", fake)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
 
 
 @pytest.mark.parametrize(
@@ -108,67 +100,45 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(monkeypatch, name, ca
 
 OLD_DRIVER = """The NVIDIA driver on your system is too old (found version 11040). Please update ...
 Alternatively, install an older torch"""
+NO_KERNEL = "CUDA error: no kernel image is available for execution on the device\nCUDA kernel ..."
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("name", "fault", "told"),
     [
-        ({"init": RuntimeError(OLD_DRIVER)}, "cuda: The NVIDIA driver on your system is too old"),
-        ({"init": AssertionError("Torch not compiled with CUDA enabled")}, "install one for CUDA"),
-        ({"device_count": 1, "device": "cuda:1"}, "cuda:1: it finds 1 GPU"),
-        (
-            {"get_device_capability": (6, 1)},
-            "it has no kernels for compute capability 6.1, only for sm_75, sm_120, compute_120; "
-            "install a torch that has them",
-        ),
-        (
-            {"ones": torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors ...")},
-            "CUDA error: out of memory; other programs fill its memory",
-        ),
-        ({"ones": RuntimeError("CUDA error: all CUDA-capable devices are busy")}, "are busy"),
-        ({}, None),
+        ("init", RuntimeError(OLD_DRIVER), "cuda: The NVIDIA driver on your system is too old"),
+        ("init", AssertionError("Torch not compiled with CUDA enabled"), "torch for CUDA, see"),
+        ("ones", torch.AcceleratorError(NO_KERNEL), "on the device; install a torch for this GPU"),
+        ("ones", torch.AcceleratorError("CUDA error: out of memory\n..."), "; other programs fill"),
+        ("ones", None, None),
     ],
-    ids=["driver", "torch for CPUs", "one GPU", "6.1", "full", "taken", "all is well"],
 )
-def test_what_torch_cannot_use_is_told_from_facts(monkeypatch, fault, told):
-    def act(outcome):
-        def call(*_, **__):
-            if isinstance(outcome, Exception):
-                raise outcome
-            return outcome
+def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, name, fault, told):
+    def act(*_, **__):
+        if fault:
+            raise fault
+        return torch.zeros(2)
 
-        return call
-
-    built = ["sm_75", "sm_120", "compute_120"]
-    facts = {"init": None, "device_count": 2, "get_arch_list": built} | {
-        name: outcome for name, outcome in fault.items() if name not in ("ones", "device")
-    }
-    for name, outcome in ({"get_device_capability": (7, 5)} | facts).items():
-        monkeypatch.setattr(torch.cuda, name, act(outcome))
-    monkeypatch.setattr(torch, "ones", act(fault.get("ones", torch.zeros(2))))
-    answer = missing_device(fault.get("device", "cuda"))
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch if name == "ones" else torch.cuda, name, act)
+    answer = missing_device("cuda")
     if told is None:
         assert answer is None
+        assert "cuda:1: it finds 1 GPU" in missing_device("cuda:1")
     else:
         assert told in answer
         assert "\n" not in answer
 
 
-@pytest.mark.parametrize(
-    ("capability", "built", "runs"),
-    [
-        ((6, 1), "sm_50 sm_60 sm_70", True),
-        ((6, 1), "sm_61", True),
-        ((6, 0), "sm_61", False),
-        ((6, 1), "sm_75 sm_80 compute_90", False),
-        ((12, 0), "sm_90 compute_90", True),
-        ((12, 0), "sm_90a sm_100", False),
-        ((9, 0), "sm_90a", True),
-        ((9, 0), "gfx942", True),  # another maker's, of which nothing is known here
-    ],
-)
-def test_kernels_run_on_their_major_version_and_what_the_driver_translates(capability, built, runs):
-    assert has_kernels(capability, built.split()) == runs
+def test_a_full_gpu_is_one_line():
+    error = (
+        "CUDA out of memory. Tried to allocate 1 GiB. GPU 0 has a total capacity of 1 GiB. Of ..."
+    )
+    told = describe_device_error(torch.OutOfMemoryError(error))
+    assert told.startswith("CUDA out of memory. Tried to allocate")
+    assert told.endswith("--replay-size may fit")
+    assert "Of ..." not in told
 
 
 def test_cuda_and_another_device_contradict(capsys):
@@ -191,7 +161,5 @@ def test_a_player_acts_where_it_can_reach_the_weights(monkeypatch, two_gpus):
 
 def test_on_apples_gpu_nothing_is_compiled_and_bfloat16_is_not_the_default(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiles"))
     assert parse(PrecisionOptions, "", ["--device", "mps"]).precision == "float32"
-    learn = CompiledUpdate(lambda: torch.tensor(3.0), torch.device("mps"))
-    assert [learn().item() for _ in learn.ready_for([None, None])] == [3.0, 3.0]
+    assert not compiles(torch.device("mps"))

@@ -2,15 +2,14 @@
 
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
 import torch
+from ignite.engine import Engine, Events
 
 from lib.games.experience import Transition
 from lib.learning.dqn_model import DQN
-from lib.players import player
 from lib.players.player import ExperienceQueue, Player
 from lib.running.run import Failure
 
@@ -107,17 +106,29 @@ def test_arguments_that_do_not_arrive_are_one_line():
             pass
 
 
-def test_the_file_of_a_killed_trainer_is_removed_and_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(player, "SHARED_MEMORY", tmp_path)
-    trainer = torch.multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
-    trainer.start()
-    mine, other = tmp_path / f"torch_{trainer.pid}_123_0", tmp_path / "torch_1_123_0"
-    mine.touch()
-    other.touch()
-    player.remove_leftovers(trainer)  # it may still end by itself, and do so
-    assert mine.exists()
-    trainer.kill()
-    trainer.join()
-    player.remove_leftovers(trainer)
-    assert not mine.exists()
-    assert other.exists()
+def obey(queue: ExperienceQueue) -> None:
+    """Play on, whatever ends a run reaches this process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(os.getpid(), number)
+    for number in range(3):
+        queue.put(step(number))
+    queue.put(step(3))
+
+
+def test_what_ends_a_run_ends_the_trainer_alone():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(Failure, match="exit code 0"), Player(obey, (), 8) as player:
+        taken = [step for transitions in player for step in transitions]
+    assert [step.action for step in taken] == [0, 1, 2, 3]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def test_what_was_learned_is_kept_when_the_player_is_lost():
+    """The engine sees the end of its data, and so do the handlers that save."""
+    ends, engine = [], Engine(lambda *_: None)
+    engine.add_event_handler(Events.COMPLETED, lambda: ends.append("saved"))
+    with pytest.raises(Failure, match="was killed by SIGKILL"), Player(count, (20,), 8) as player:
+        engine.run(player)
+    assert engine.state.iteration > 0
+    assert ends == ["saved"]

@@ -8,14 +8,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import Scripted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ignite.engine import Engine
 from test_rungs import options_of
 from torch.overrides import TorchFunctionMode
 
-from lib.games.atari_wrappers import FrameStack, make_atari, wrap_deepmind
+from lib.games.atari_wrappers import make_atari, wrap_deepmind
 from lib.games.experience import ExperienceSource, Transition
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.replay_buffer import ReplayBuffer
@@ -87,7 +86,7 @@ def streams(draw) -> list[Transition]:
 
 
 @settings(deadline=None, max_examples=150)
-@given(streams(), st.integers(1, 40), st.integers(1, 4))
+@given(streams(), st.sampled_from([*range(1, 41), *[400] * 10]), st.integers(1, 4))
 def test_samples_are_what_a_list_of_stacks_would_hold(transitions, capacity, stack):
     buffer = ReplayBuffer(capacity, (stack, SIZE, SIZE))
     model = NaiveModel(capacity, stack)
@@ -101,28 +100,8 @@ def test_samples_are_what_a_list_of_stacks_would_hold(transitions, capacity, sta
             continue
         assert sampled <= set(model.transitions)
     assert len(buffer) == len(model.transitions)
-
-
-@settings(deadline=None, max_examples=30)
-@given(streams(), st.integers(1, 4))
-def test_everything_that_was_kept_can_be_sampled(transitions, stack):
-    buffer = ReplayBuffer(400, (stack, SIZE, SIZE))  # room for all frames of the stream
-    model = NaiveModel(400, stack)
-    for transition in transitions:
-        buffer.append(transition)
-        model.append(transition)
-    assert unpack(buffer.sample(5_000)) == set(model.transitions)
-
-
-def test_old_transitions_make_room_around_the_ring():
-    buffer, model = ReplayBuffer(50, (4, SIZE, SIZE)), NaiveModel(50, 4)
-    for number in range(333):
-        picture = np.frombuffer(number.to_bytes(4, "big"), np.uint8).reshape(1, SIZE, SIZE)
-        transition = Transition(0, 0, 0.0, False, picture, picture if number == 0 else None, None)
-        buffer.append(transition)
-        model.append(transition)
-    assert len(buffer) == 50
-    assert unpack(buffer.sample(5_000)) == set(model.transitions)
+    if capacity == 400:  # room for all frames of the stream
+        assert unpack(buffer.sample(5_000)) == set(model.transitions)
 
 
 class Recorder(gym.Wrapper):
@@ -161,23 +140,6 @@ def test_samples_are_bit_equal_to_what_the_wrappers_return():
         assert (state.numpy().tobytes(), int(action), following.numpy().tobytes()) in pairs
 
 
-def test_the_state_after_the_end_is_the_last_one_of_the_game():
-    env = FrameStack(_grey(Scripted([(1, 0, False, 0), (2, 0, False, 0), (3, 1, True, 0)])), 2)
-    source = iter(ExperienceSource([env], lambda states: np.zeros(1, np.int64)))
-    buffer = ReplayBuffer(10, (2, 210, 160))
-    buffer.extend([*next(source), *next(source)])
-    batch = buffer.sample(50)
-    last = int(batch.terminated.nonzero()[0])
-    assert batch.states[last, :, 0, 0].tolist() == [1, 2]
-    assert batch.next_states[last, :, 0, 0].tolist() == [2, 3]
-
-
-def _grey(env):
-    env.shape = (1, 210, 160)
-    env.observation_space = type(env.observation_space)(0, 255, env.shape, np.uint8)
-    return env
-
-
 def test_batches_are_cut_from_one_window_and_repeat_with_the_seed():
     picture = np.zeros((1, 84, 84), np.uint8)
     batches = []
@@ -192,6 +154,8 @@ def test_batches_are_cut_from_one_window_and_repeat_with_the_seed():
     assert len(storages) == 1
     assert batches[0].states.shape == batches[0].next_states.shape == (32, 4, 84, 84)
     assert batches[0].states.dtype == torch.uint8
+    kept = [x.nbytes for x in buffer.state_dict().values() if isinstance(x, torch.Tensor)]
+    assert sum(kept) / len(buffer) < 1.2 * 84 * 84  # a frame is stored once
     assert all(torch.equal(one, two) for one, two in zip(*batches, strict=True))
 
 
@@ -201,17 +165,6 @@ def one_game(frames: int) -> Iterator[Transition]:
     for number in range(1, frames):
         first = shown[0].reshape(1, SIZE, SIZE) if number == 1 else None
         yield Transition(0, 0, 0.0, False, shown[number].reshape(1, SIZE, SIZE), first, None)
-
-
-def test_a_frame_is_stored_once():
-    frame = np.zeros((1, 84, 84), np.uint8)
-    for stack in (2, 4):
-        buffer = ReplayBuffer(1_000, (stack, 84, 84))
-        for transition in one_game(1_000):
-            first = frame if transition.first_frame is not None else None
-            buffer.append(transition._replace(frame=frame, first_frame=first))
-        kept = buffer.state_dict().values()
-        assert sum(x.nbytes for x in kept if isinstance(x, torch.Tensor)) / len(buffer) < 9_000
 
 
 @pytest.mark.parametrize(
@@ -241,8 +194,6 @@ def test_a_buffer_goes_on_after_2_to_the_31_frames(kind, growing):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="at least 1"):
-        ReplayBuffer(0, (4, 84, 84))
     buffer = ReplayBuffer(10, (4, 2, 2))
     with pytest.raises(ValueError, match="empty"):
         buffer.sample(1)

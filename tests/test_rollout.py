@@ -42,7 +42,7 @@ def test_returns_are_those_of_the_definition(data, length, n, gamma, trace) -> N
 
 def test_a_rollout_is_looked_back_on_when_it_is_complete() -> None:
     rollout = Rollout(2, (1, 1, 1, 1), gamma=0.5, trace=1.0)
-    place = rollout.past.states.data_ptr()
+    places = [tensor.data_ptr() for tensor in rollout.past]
     for t in range(5):
         states = torch.full((1, 1, 1, 1), t, dtype=torch.uint8)
         rollout.state_values(states, torch.tensor([100.0]))
@@ -51,7 +51,7 @@ def test_a_rollout_is_looked_back_on_when_it_is_complete() -> None:
     assert rollout.past.actions.tolist() == [2, 3]
     assert rollout.past.states.flatten().tolist() == [2, 3]
     assert rollout.past.returns.tolist() == [1.5, 1.0]
-    assert rollout.past.states.data_ptr() == place
+    assert [tensor.data_ptr() for tensor in rollout.past] == places
     for _ in range(3):  # each once per round
         drawn = rollout.sample(2)
         pairs = zip(drawn.actions.tolist(), drawn.returns.tolist(), strict=True)

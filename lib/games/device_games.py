@@ -5,15 +5,36 @@ The counterparts of ``StackedVectorEnv`` in ``lib.games.vector_env`` and of ``Ex
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+import emulator
 from lib.games.experience import Episode
-from lib.gpu_checks import plays_games as plays_games
+from lib.gpu_checks import faster_way
 from lib.recipe import Recipe
-from lib.transfer import Download
+from lib.transfer import Download, is_asynchronous
+
+
+def plays_games(device: torch.device) -> bool:
+    """Whether ``emulator`` plays on this device, and plays the CPU's games there."""
+    if not is_asynchronous(device):
+        return False
+    cpu = torch.device("cpu")
+    return faster_way("games on the GPU", cpu, lambda: device, first_games) == device
+
+
+def first_games(device: torch.device) -> dict[str, torch.Tensor]:
+    """What 48 steps of four games give on this device; games are short, so that new ones begin."""
+    random, steps = np.random.default_rng(0), []
+    envs = emulator.PongVectorEnv(4, device=device, stack=1, max_num_frames_per_episode=100)
+    envs.reset(seed=0)
+    for _ in range(48):
+        envs.send(torch.from_numpy(random.integers(6, size=4)).to(device))
+        steps.append([torch.as_tensor(new).cpu() for new in (*envs.recv()[:4], envs.ram)])
+    names, kinds = ("pixels", "rewards", "ends", "cuts", "RAM"), zip(*steps, strict=True)
+    return {name: torch.stack(kind) for name, kind in zip(names, kinds, strict=True)}
 
 
 class DeviceStep(NamedTuple):
@@ -26,23 +47,6 @@ class DeviceStep(NamedTuple):
     points: tuple[int, int]  # how many won and lost ones have become known
 
 
-class DeviceVectorEnv(Protocol):
-    """A vector environment on a device, whose step has two halves; see ``emulator.cuda``."""
-
-    single_action_space: Any
-
-    def reset(self, *, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Begin new games."""
-
-    def send(self, actions: torch.Tensor) -> None:
-        """Hand over the actions; the games run meanwhile."""
-
-    def recv(
-        self,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """The outcome; it may still be on its way."""
-
-
 class DeviceGames:
     """Several games and their stacked states on a device, as ``StackedVectorEnv`` on the CPU.
 
@@ -50,19 +54,13 @@ class DeviceGames:
     is requested. So the CPU may be two reports ahead of the device; then it waits.
 
     Args:
-        envs: the games, one frame to an observation.
+        envs: the games, as those of ``emulator.cuda``, one frame to an observation.
         recipe: how many frames make a state, what it shows of them, and which actions to use.
         seed: game ``i`` gets ``seed + i``.
         every: steps from one report to the next.
     """
 
-    def __init__(
-        self,
-        envs: DeviceVectorEnv,
-        recipe: Recipe,
-        seed: int = 0,
-        every: int = 32,
-    ) -> None:
+    def __init__(self, envs: Any, recipe: Recipe, seed: int = 0, every: int = 32) -> None:
         self._envs, self._recipe = envs, recipe
         frames, _ = envs.reset(seed=seed)
         device, n = frames.device, len(frames)
@@ -104,31 +102,23 @@ class DeviceGames:
         """Games and points of the last report, if it is time for the next one."""
         if self._step < len(self._ends):
             return [], (0, 0)
-        episodes, won_and_lost = [], (0, 0)
-        if self._report is not None:
-            points, steps, won, lost = self._report.read().swapaxes(0, 1)
-            won_and_lost = int(won.sum()), int(lost.sum())
-            ended = steps > 0
-            ends = zip(points[ended], steps[ended], strict=True)
-            episodes = [Episode(float(reward), int(length)) for reward, length in ends]
-        self._report = Download(self._ends)
-        self._step = 0
-        return episodes, won_and_lost
+        report, self._report, self._step = self._report, Download(self._ends), 0
+        if report is None:
+            return [], (0, 0)
+        points, steps, won, lost = report.read().swapaxes(0, 1)
+        ends = zip(points[steps > 0], steps[steps > 0], strict=True)
+        episodes = [Episode(float(reward), int(length)) for reward, length in ends]
+        return episodes, (int(won.sum()), int(lost.sum()))
 
 
 class DeviceExploration:
     """Replaces greedy actions by random ones with probability epsilon, on the device.
 
     It draws from torch's generator on the device. The run seeds it, and checkpoints save its state.
-
-    Args:
-        n_actions: number of discrete actions.
-        epsilon: the schedule, by frame.
     """
 
     def __init__(self, n_actions: int, epsilon: Callable[[int], float]) -> None:
-        self.n_actions = n_actions
-        self.epsilon = epsilon
+        self.n_actions, self.epsilon = n_actions, epsilon
 
     def __call__(self, greedy: torch.Tensor, frame: int) -> torch.Tensor:
         """The actions to play at this frame; the greedy ones and the result are int64, (n,)."""
@@ -136,7 +126,7 @@ class DeviceExploration:
         return torch.where(at_random, torch.randint_like(greedy, self.n_actions), greedy)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: nothing of its own."""
+        """For a checkpoint: nothing of its own."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

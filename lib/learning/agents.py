@@ -137,7 +137,8 @@ class Exploration:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from where ``state_dict`` was taken."""
-        self._rng.bit_generator.state = state["random"]
+        if state:  # a run whose games were on the GPU drew with torch's generator there
+            self._rng.bit_generator.state = state["random"]
 
 
 class EpsilonGreedyAgent:

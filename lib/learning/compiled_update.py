@@ -6,30 +6,29 @@ memory once.
 """
 
 import copy
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator
-from time import perf_counter
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from lib.devices import compiles, first_line
-from lib.gpu_checks import (
-    Kept,
-    compiled_for_gpu,
-    fastest_update,
-    fault_of_choices,
-    leave_out,
-    say,
-    usable_dtype,
-)
+from lib.devices import compiles
+from lib.gpu_checks import Kept, Results, faster_way, say
 from lib.transfer import is_asynchronous
 
 Weights = dict[str, torch.Tensor]
+Update = Callable[[], torch.Tensor]
 Result = TypeVar("Result")
+
+# How far two ways to compute a gradient may be apart, as a share of its length. Each rounds to 8
+# bits (bfloat16) or 11 (TF32, which float32 may be on a GPU), in another order. A loss is made of
+# differences of values up to some 30 times as large: 5 bits. Roundings of five layers forward and
+# back add up to 2 bits. So this finds what computes something else, not what rounds otherwise.
+ROUNDING = {torch.bfloat16: 2.0**-1, torch.float32: 2.0**-4}
 
 
 @torch.library.custom_op("pong::rows", mutates_args=())
@@ -56,7 +55,7 @@ class MixedWeights:
 
     Args:
         network: gives the weights, and uses the copies.
-        dtype: of the copies; float32 if a GPU gets bfloat16 wrong.
+        dtype: of the copies.
         learning_rate: of Adam.
         epsilon: of Adam; a larger one damps steps where gradients are small.
         exact: beginnings of names; the copies of these weights stay in float32.
@@ -70,9 +69,7 @@ class MixedWeights:
         epsilon: float = 1e-8,
         exact: tuple[str, ...] = (),
     ) -> None:
-        self.network = network
-        self.dtype = dtype = usable_dtype(network, dtype, exact)
-        self.epsilon = epsilon
+        self.network, self.dtype, self.epsilon = network, dtype, epsilon
         device = next(network.parameters()).device
         # Tensors: a compiled or captured update then finds their newest values.
         self.learning_rate = torch.full((), learning_rate, device=device)
@@ -94,14 +91,11 @@ class MixedWeights:
     @property
     def changing(self) -> list[torch.Tensor]:
         """Everything that an update changes."""
-        parts = [*self._parts().values(), self.compute]
-        tensors = [tensor for part in parts for tensor in part.values()]
-        return [*tensors, self.learning_rate, self.gradient_norm]
+        return tree_leaves([self._parts(), self.compute, self.learning_rate, self.gradient_norm])
 
     def state_dict(self) -> dict[str, Weights]:
         """For a checkpoint; a network of the same class can load its ``weights``."""
-        parts = self._parts().items()
-        return {part: {name: t.detach() for name, t in tensors.items()} for part, tensors in parts}
+        return tree_map(torch.detach, self._parts())
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Weights]) -> None:
@@ -114,12 +108,8 @@ class MixedWeights:
 
     def _parts(self) -> dict[str, Weights]:
         decays = {"mean": self.mean_decay, "square": self.square_decay}
-        return {
-            "weights": self.weights,
-            "means": self.means,
-            "squares": self.squares,
-            "decays": decays,
-        }
+        parts = {"weights": self.weights, "means": self.means, "squares": self.squares}
+        return {**parts, "decays": decays}
 
     @torch.no_grad()
     def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:
@@ -146,22 +136,15 @@ class AveragedWeights(MixedWeights):
     and it is the agent of which avg_reward speaks.
 
     Args:
-        network, dtype, learning_rate, epsilon, exact: as of ``MixedWeights``.
+        as of ``MixedWeights``.
 
     Attributes:
         averaging: how far an update moves the average to the weights: 1 for all the way. A tensor.
         acting: copies of the average, to choose actions with.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        dtype: torch.dtype,
-        learning_rate: float,
-        epsilon: float = 1e-8,
-        exact: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(network, dtype, learning_rate, epsilon, exact)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self.averaging = torch.ones_like(self.learning_rate)
         self.average = {name: w.detach().clone() for name, w in self.weights.items()}
         self.acting = {name: w.clone() for name, w in self.compute.items()}
@@ -226,15 +209,40 @@ def captured(function: Callable[[], Result]) -> Callable[[], Result]:
     return replay
 
 
+def compiled_way(
+    name: str,
+    plain: Callable[..., Any],
+    device: torch.device,
+    results: Callable[[Callable[..., Any]], Results],
+    allowed: float,
+) -> Callable[..., Any]:
+    """The function, compiled now if that works; the arguments are those of ``faster_way``."""
+    from torch._inductor import config  # a slow import
+
+    config.cpp.vec_isa_ok = True  # else g++ is tried with every kind of vectors, for five seconds
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its cache")  # set by the compiler
+    say(f"compiling the {name}: up to a minute, or seconds if {cache} has it already")
+    on_gpu = is_asynchronous(device)
+    tools = "Triton, or triton-windows" if on_gpu else "g++, clang or cl, and Python's headers"
+    part = f"the compiled {name} (compiling needs {tools})"
+
+    def make() -> Callable[..., Any]:
+        # With random numbers of its own it would draw other rows, and could not be compared.
+        return torch.compile(plain, fullgraph=True, options={"fallback_random": on_gpu})
+
+    return faster_way(part, plain, make, results, allowed)
+
+
 class CapturedForward:
     """A function of states, for choosing actions; on the GPU it is one CUDA graph.
 
     Without the graph, the CPU takes longer to launch the twenty or so kernels than the GPU takes
     to run them. If there are fewer states than places, old states fill the other places, which
-    costs no time on a GPU. If the graph gives something else, it is left out.
+    costs no time on a GPU.
 
     Args:
-        function: maps states, uint8 (n, stack, height, width), to a tensor or several, (n, ...).
+        function: maps states, uint8 (n, stack, height, width), to values (n, ...), or to values
+            and other tensors.
         states_shape: shape of the largest input.
         device: where it computes.
         compiled: compile it on the CPU, for inputs that all have the same shape.
@@ -247,132 +255,101 @@ class CapturedForward:
         device: torch.device,
         compiled: bool = False,
     ) -> None:
-        self._function, self._device = function, device
-        self._shape = states_shape
-        self._call = None if is_asynchronous(device) else function
-        if compiled and compiles(device) and not is_asynchronous(device):
-            states = torch.zeros(states_shape, dtype=torch.uint8)
-            self._call = compiled_now("the choice of actions", function, states)
+        self._call = function
+        # Any pictures, so that different weights give different values.
+        states = (torch.arange(math.prod(states_shape)) % 251).to(torch.uint8)
+        states = states.view(states_shape).to(device)
 
-    def __call__(self, states: torch.Tensor) -> Any:
-        """The function's result; on the GPU the next call overwrites it."""
-        if self._call is None:
-            self._call = self._capture(states)
-        return self._call(states)
+        def values(call: Callable[[torch.Tensor], Any]) -> Results:
+            both = [tree_leaves(call(seen))[0].clone() for seen in (states, 255 - states)]
+            return {"values": torch.cat(both)}
 
-    def _capture(self, states: torch.Tensor) -> Callable[[torch.Tensor], Any]:
-        """The function as a CUDA graph, or as it is if that fails on these states."""
-        place = torch.zeros(self._shape, dtype=torch.uint8, device=self._device)
-        try:
-            replay = captured(lambda: self._function(place))
+        def capture() -> Callable[[torch.Tensor], Any]:
+            place = torch.zeros_like(states)
+            replay = captured(lambda: function(place))
 
             def call(states: torch.Tensor) -> Any:
                 place[: len(states)].copy_(states)
                 return tree_map(lambda result: result[: len(states)], replay())
 
-            fault = fault_of_choices(self._function, call, states)
-        except Exception as error:  # whatever it is: what the function itself raises, it will again
-            leave_out("the CUDA graph that chooses actions", error)
-            return self._function
-        if fault:
-            leave_out("the CUDA graph that chooses actions", fault)
-            return self._function
-        return call
+            return call
 
+        allowed = ROUNDING[torch.float32]  # enough for bfloat16, too: nothing cancels in values
+        if is_asynchronous(device):
+            part = "the CUDA graph that chooses actions"
+            self._call = faster_way(part, function, capture, values, allowed)
+        elif compiled and compiles(device):
+            self._call = compiled_way("choice of actions", function, device, values, allowed)
 
-def compiled_now(
-    name: str, function: Callable[..., Result], *arguments: torch.Tensor
-) -> Callable[..., Result]:
-    """Compile a function by calling it; if that fails, say so and return it uncompiled.
-
-    Args:
-        name: what to call it in the terminal.
-        function: what to compile; it is called once.
-        arguments: to call it with.
-    """
-    from torch._dynamo.exc import ShortenTraceback  # the compiler's own errors; a slow import
-    from torch._inductor import config
-
-    config.cpp.vec_isa_ok = True  # else g++ is tried with every kind of vectors, for five seconds
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its cache")  # set by the compiler
-    say(f"compiling {name}: up to a minute, or seconds if {cache} has it already")
-    begin = perf_counter()
-    compiled = torch.compile(function, fullgraph=True)
-    try:
-        compiled(*arguments)
-    except ShortenTraceback as error:
-        say(
-            f"{name} cannot be compiled, so it is slower (compiling needs g++, clang or cl, "
-            f"and Python's headers): {first_line(error)}"
-        )
-        function(*arguments)
-        return function
-    say(f"compiled {name} in {perf_counter() - begin:.1f} seconds")
-    return compiled
+    def __call__(self, states: torch.Tensor) -> Any:
+        """The function's result; on the GPU the next call overwrites it."""
+        return self._call(states)
 
 
 class CompiledUpdate:
     """An update, compiled, and on the GPU recorded once and replayed as one CUDA graph.
-
-    If it cannot be compiled, e.g. without a C++ compiler, it runs uncompiled. On the GPU both are
-    compared with the update as it is before they are trusted, see ``lib.gpu_checks``.
 
     The update must read only tensors that stay in their place, and must not wait for the device.
 
     Args:
         update: returns the loss.
         device: where it computes.
-        net: what it learns. Without it nothing can be compared, so nothing is captured.
+        net: what it learns.
         others: whatever else it changes.
     """
 
     def __init__(
-        self,
-        update: Callable[[], torch.Tensor],
-        device: torch.device,
-        net: MixedWeights | None = None,
-        *others: torch.Tensor,
+        self, update: Update, device: torch.device, net: MixedWeights, *others: torch.Tensor
     ) -> None:
-        self._update, self._device = update, device
-        self._net, self._others = net, others
-        self._on_cpu = compiles(device) and not is_asynchronous(device)
-        self._call = torch.compile(update, fullgraph=True) if self._on_cpu else update
-        self._ready = False
+        self._call, self._device, self._net, self._others = update, device, net, others
 
-    def compile_ahead(self) -> None:
-        """Compile now, if this is a CPU; nothing is learned by it.
+    def compile(self) -> None:
+        """Compile, and on the GPU capture, what works there; nothing is learned by it.
 
-        Buffers must already hold something to learn from, if only zeros.
+        What the update reads must already hold something, if only zeros.
         """
-        if self._on_cpu and self._net:
-            kept = Kept(self._device, [*self._net.changing, *self._others])
-            self._call = compiled_now("the update", self._update)
+        kept = Kept(self._device, [*self._net.changing, *self._others])
+        on_gpu, allowed = is_asynchronous(self._device), ROUNDING[self._net.dtype]
+
+        def results(update: Update) -> Results:
             kept.put_back()
-            self._ready = True
+            if on_gpu:
+                return first_results(update, self._net)
+            update()  # on a CPU the compiled one draws rows of its own: only whether it runs
+            return {}
 
-    def ready_for(self, turns: Iterable[None]) -> Iterator[None]:
-        """Yield as ``turns`` does, but compile and capture before the first update.
-
-        So the time for this counts as wall clock, but not as time of the first update. On the CPU
-        compiling makes an update; on the GPU nothing is learned by it.
-        """
-        for _ in turns:
-            if not self._ready:
-                if self._on_cpu:
-                    self._call = compiled_now("the update", self._update)
-                elif self._net and is_asynchronous(self._device):
-                    self._call = self._fastest(self._net)
-                self._ready = True
-            yield
-
-    def _fastest(self, net: MixedWeights) -> Callable[[], torch.Tensor]:
-        """The update, compiled and captured as far as that works on this GPU."""
-        ways: dict[str, Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]] = {
-            "the compiled update": lambda update: compiled_for_gpu(update, self._device),
-            "the CUDA graph of the update": captured,
-        }
-        return fastest_update(self._update, self._device, net, self._others, ways)
+        if compiles(self._device):
+            self._call = compiled_way("update", self._call, self._device, results, allowed)
+        if on_gpu:
+            plain, part = self._call, "the CUDA graph of the update"
+            self._call = faster_way(part, plain, lambda: captured(plain), results, allowed)
+        kept.put_back()
 
     def __call__(self) -> torch.Tensor:
         """Make an update; returns the loss, on its device."""
         return self._call().clone()  # the next replay writes it into the same place
+
+
+def first_results(update: Update, net: MixedWeights) -> Results:
+    """What four calls of an update give.
+
+    The weights change only in the last call. Otherwise two ways would part: the first steps of
+    Adam are as long where a gradient is mere rounding. So only rows make the losses differ.
+    """
+    net.learning_rate.zero_()
+    weights, copies = flat(net.weights), flat(net.compute)
+    losses = [update().clone() for _ in range(3)]
+    net.learning_rate.fill_(1e-3)
+    losses.append(update().clone())
+    return {
+        "draws of rows": torch.tensor(float(len({loss.item() for loss in losses}))),
+        "losses": torch.stack(losses),
+        "gradients": flat(net.means),
+        "steps": flat(net.weights) - weights,
+        "steps of the copies": flat(net.compute) - copies,
+    }
+
+
+def flat(tensors: Weights) -> torch.Tensor:
+    """A copy of all numbers, float32 (n,)."""
+    return torch.cat([tensor.detach().float().flatten() for tensor in tensors.values()])

@@ -39,17 +39,23 @@ class DeviceReplayBuffer:
         self.device = torch.device(device)
         self._stack, *frame_shape = observation_shape
         n_frames = capacity + capacity // 16 + self._stack + 1
-        self._frames = torch.empty((n_frames, *frame_shape), dtype=torch.uint8, device=device)
-        self._windows = torch.empty((capacity, self._stack + 1), dtype=torch.int64, device=device)
-        self._actions = torch.empty(capacity, dtype=torch.int64, device=device)
-        self._rewards = torch.empty(capacity, dtype=torch.float32, device=device)
-        self._terminated = torch.empty(capacity, dtype=torch.bool, device=device)
+        self._frames = torch.zeros((n_frames, *frame_shape), dtype=torch.uint8, device=device)
+        self._actions = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._terminated = torch.zeros(capacity, dtype=torch.bool, device=device)
+        # Made-up transitions that differ. An update that is compiled before there are others draws
+        # from them, and is checked.
+        pictures = self._frames[:64]
+        pictures.copy_((torch.arange(pictures.numel()) % 251).view_as(pictures))
+        numbers = torch.arange(capacity, device=device)
+        window = torch.arange(self._stack + 1, device=device)
+        self._windows = (numbers.unsqueeze(1) + window) % len(pictures)
+        self._rewards = numbers % 3 - 1.0
         # Which transitions can be drawn: their number, and the first one. Both tensors stay in
         # their place, where a compiled or captured update finds the newest values. They are where
         # rows are drawn: on the device, but mps has no float64, which 10**8 rows need.
         drawing = torch.device("cpu") if self.device.type == "mps" else self.device
         self._oldest = torch.zeros((), dtype=torch.int64, device=drawing)
-        self._count = torch.zeros((), dtype=torch.int64, device=drawing)
+        self._count = torch.full((), capacity, dtype=torch.int64, device=drawing)
         # The CPU keeps the books. Frame numbers never wrap, see ReplayBuffer.
         self._frames_written = 0
         self._transitions_written = 0

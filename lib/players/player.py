@@ -14,13 +14,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection, wait
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -32,16 +31,11 @@ from lib.gpu_checks import leave_out
 from lib.running.machine import prepare_torch
 from lib.running.options import PlayerOptions
 from lib.running.run import Failure, describe_error
-from lib.transfer import is_asynchronous
+from lib.transfer import Download, is_asynchronous
 
 WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop
 EXIT_SECONDS = 10.0  # for a player to end by itself, which is slow on a GPU or a busy machine
-SHARED_MEMORY = Path("/dev/shm")
-START_SECONDS = 120.0  # for its first transition, if the time limit is shorter
-
-
-class Refused(str):
-    """What a player sends that could not open the trainer's memory: why."""
+START_SECONDS = 120.0  # to start, and for its first transition, if the time limit is shorter
 
 
 class ExperienceQueue:
@@ -53,8 +47,7 @@ class ExperienceQueue:
     """
 
     def __init__(self, pipe: Connection, bound: int) -> None:
-        self._pipe = pipe
-        self._free = bound
+        self._pipe, self._free = pipe, bound
 
     def put(self, transition: Transition) -> None:
         """Send a transition; wait while the queue is full.
@@ -72,15 +65,17 @@ class Player:
     """The trainer's end: starts the process, and iterates over what it played.
 
     Iterating yields lists of the transitions that have arrived. After a second without any it
-    yields an empty list, so that the caller can stop.
+    yields an empty list, so that the caller can stop. If the player is lost, there are no more: the
+    run ends as always, with its checkpoint, and leaving the ``with`` block raises ``Failure``.
+
+    Networks share their weights with the player: in shared memory on the CPU, through CUDA IPC on
+    the GPU. If the system refuses that, as WSL2 does, the player acts on the CPU. There it gets a
+    ``CopyOnCpu`` of a network on the GPU.
 
     Args:
         play: a module-level function (the process is started with ``spawn``), called in the player
             with the queue and ``args``. Its exceptions become the trainer's ``Failure``.
-        args: passed to ``play``. Networks in it share their weights with the trainer: in shared
-            memory on the CPU, through CUDA IPC on the GPU. If a network is on the GPU and the
-            player acts on the CPU, the player gets the copy of a ``Mirror``. If the system
-            refuses to share the GPU's memory, as WSL2 does, the player acts on the CPU, too.
+        args: passed to ``play``.
         bound: how many transitions the player may be ahead.
         seed: of the player's process.
         timeout: seconds without a transition after which the player counts as lost.
@@ -98,92 +93,96 @@ class Player:
     ) -> None:
         self.bound, self.timeout = bound, timeout
         self._play, self._args, self._seed = play, args, seed
-        self._device = torch.device(device)
-        self._shares_gpu = False
+        self._on_cpu = torch.device(device).type == "cpu"
+        self._copies: list[CopyOnCpu] = []
+        self._lost: Failure | None = None
 
     def __enter__(self) -> Self:
-        try:
-            self._start()
-        except RuntimeError as error:
-            if not self._shares_gpu:
-                raise
-            self._start_on_cpu(first_line(error))
+        args = self._args
+        if any(map(_is_on_gpu, args)):
+            if not self._on_cpu:
+                try:
+                    self._start(args)
+                    return self
+                except (RuntimeError, Failure) as error:
+                    leave_out("the player on the GPU, it acts on the CPU", first_line(error))
+            args = tuple(map(self._for_cpu, args))
+        self._start(args)
         return self
 
-    def _start(self) -> None:
-        self._mirrors: list[Mirror] = []
-        args = tuple(map(self._handed_over, self._args))
-        self._shares_gpu = any(map(_is_on_gpu, args))
+    def _for_cpu(self, arg: Any) -> Any:
+        """The argument for a player that acts on the CPU, of a trainer on the GPU."""
+        if isinstance(arg, PlayerOptions) and not self._on_cpu:
+            return replace(arg, play_device="cpu")
+        if not _is_on_gpu(arg):
+            return arg
+        self._copies.append(CopyOnCpu(arg))
+        return self._copies[-1].network
+
+    def _start(self, args: tuple[Any, ...]) -> None:
+        """Start the process, and wait until it has its arguments."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(
             target=_run_player,
-            args=(theirs, self.bound, self._seed, self._play, Packed(args), self._shares_gpu),
+            args=(theirs, self.bound, self._seed, self._play, Packed(args)),
             name="player",
             daemon=True,  # never outlives the trainer
         )
-        self.process.start()
-        theirs.close()  # now the player alone holds this end, so its death ends the pipe
+        try:
+            with signals_blocked():
+                self.process.start()
+            theirs.close()  # now the player alone holds this end, so its death ends the pipe
+            if not self._pipe.poll(max(self.timeout, START_SECONDS)):
+                raise Failure("the player did not start")
+            self._received()  # it has its arguments
+        except BaseException:
+            self._end(patience=0)
+            raise
 
-    def _start_on_cpu(self, reason: str) -> None:
-        """Start again, with a player that needs no memory of the GPU, as --play-device cpu does."""
-        leave_out("the player on the GPU, it acts on the CPU", reason)
-        self._pipe.close()
-        if self.process.is_alive():
-            self.process.join(EXIT_SECONDS)
-        self._device = torch.device("cpu")
-        self._args = tuple(
-            replace(arg, play_device="cpu") if isinstance(arg, PlayerOptions) else arg
-            for arg in self._args
-        )
-        self._start()
+    def _received(self) -> Any:
+        """The next message."""
+        try:
+            message = self._pipe.recv()
+        except (EOFError, OSError):  # between messages, or within one
+            raise Failure(f"the player {how_it_ended(self.process)}") from None
+        if isinstance(message, str):
+            raise Failure(f"the player failed: {message}")
+        return message
 
-    def _handed_over(self, arg: Any) -> Any:
-        """The argument as the player gets it."""
-        if self._device.type != "cpu" or not _is_on_gpu(arg):
-            return arg
-        self._mirrors.append(Mirror(arg))
-        return self._mirrors[-1].network
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _end(self, patience: float = EXIT_SECONDS) -> None:
         self._pipe.close()  # the player notices this and ends
-        if error is None or self._shares_gpu:  # after a failure there is nothing to wait for
-            self.process.join(EXIT_SECONDS)
-        if self.process.is_alive():
+        if self.process.pid is not None:
+            self.process.join(patience)
             self.process.kill()
             self.process.join()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._end()
+        if self._lost and not error:
+            raise self._lost
 
     def __iter__(self) -> Iterator[list[Transition]]:
         deadline = time.monotonic() + max(self.timeout, START_SECONDS)
         while True:
             taken: list[Transition] = []
             try:
-                while self._pipe.poll(0 if taken else WAIT_SECONDS):
-                    message = self._pipe.recv()
-                    if isinstance(message, Refused):
-                        self._start_on_cpu(message)
-                        deadline = time.monotonic() + max(self.timeout, START_SECONDS)
-                        continue
-                    if isinstance(message, str):
-                        raise Failure(f"the player failed: {message}")
-                    taken.append(message)
-                    if len(taken) == self.bound:
-                        break
+                while len(taken) < self.bound and self._pipe.poll(0 if taken else WAIT_SECONDS):
+                    taken.append(self._received())
                 if taken:
-                    for mirror in self._mirrors:
-                        mirror.refresh()
+                    for mirrored in self._copies:
+                        mirrored.refresh()
                     self._pipe.send(len(taken))
                     deadline = time.monotonic() + self.timeout
                 elif time.monotonic() > deadline:
                     self.process.kill()  # it would not notice a closed pipe
                     raise Failure(f"the player sent nothing for {self.timeout:g} seconds")
-            except (EOFError, OSError):  # between messages, or within one
-                raise Failure(f"the player {how_it_ended(self.process)}") from None
+            except OSError:
+                self._lost = Failure(f"the player {how_it_ended(self.process)}")
+            except Failure as failure:
+                self._lost = failure
+            if self._lost:
+                return
             yield taken
 
 
@@ -196,46 +195,23 @@ def how_it_ended(process: BaseProcess) -> str:
     return f"ended with exit code {code}"
 
 
-class Mirror:
-    """A copy of a network on the GPU in the CPU's shared memory, refreshed without waiting.
-
-    The weights go to the CPU in one piece, in the order of their bytes in memory. The first refresh
-    after their arrival puts them into the copy.
-
-    Args:
-        network: on the GPU, with weights of one dtype; it may keep learning.
-    """
+class CopyOnCpu:
+    """A copy of a network on the GPU in the CPU's shared memory, refreshed without waiting."""
 
     def __init__(self, network: nn.Module) -> None:
-        self.network = copy.deepcopy(network).cpu()
-        self._sources = [_as_vector(weight) for weight in network.parameters()]
-        self._gathered = torch.cat(self._sources)
-        # One piece of shared memory; the copy's weights are parts of it.
-        self._shared = self._gathered.cpu().share_memory_()
-        begin = 0
-        for weight in self.network.parameters():
-            part = self._shared[begin : begin + weight.numel()]
-            weight.data = part.as_strided(weight.shape, weight.stride(), begin)
-            begin += weight.numel()
-        self._arriving = torch.empty_like(self._shared).pin_memory()
-        self._arrived: torch.cuda.Event | None = None
+        self.network = copy.deepcopy(network).cpu().share_memory()
+        self._sources = list(network.parameters())
+        self._arriving: Download | None = None
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Put the weights that have arrived into the copy, and request the newest ones."""
-        if self._arrived is not None:
-            if not self._arrived.query():
-                return
-            self._shared.copy_(self._arriving)
-        torch.cat(self._sources, out=self._gathered)
-        self._arriving.copy_(self._gathered, non_blocking=True)
-        self._arrived = torch.cuda.Event()
-        self._arrived.record()
-
-
-def _as_vector(weight: torch.Tensor) -> torch.Tensor:
-    """The numbers of a dense tensor in memory order, without a copy."""
-    return weight.detach().as_strided((weight.numel(),), (1,))
+        """Put the weights of the last refresh into the copy, and request the newest ones."""
+        if self._arriving:
+            numbers = torch.from_numpy(self._arriving.read())
+            parts = numbers.split([source.numel() for source in self._sources])
+            for weight, part in zip(self.network.parameters(), parts, strict=True):
+                weight.copy_(part.view(weight.shape))
+        self._arriving = Download(torch.cat([source.flatten() for source in self._sources]))
 
 
 def _is_on_gpu(arg: Any) -> bool:
@@ -245,63 +221,52 @@ def _is_on_gpu(arg: Any) -> bool:
 
 
 class Packed:
-    """Arguments of a player, which it unpacks itself, so that it can report an error in one line.
-
-    ``multiprocessing`` would unpack them before our code runs. If memory of the GPU cannot be
-    opened, that would end in a traceback.
-    """
+    """Arrives in a process as bytes, which it unpacks itself, so that an error is one line."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
-        self._args: Any = args
+        self.args = args
 
-    def __getstate__(self) -> bytes:
-        return bytes(ForkingPickler.dumps(self._args))
+    def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
+        return bytes, (bytes(ForkingPickler.dumps(self.args)),)
 
-    def __setstate__(self, packed: bytes) -> None:
-        self._args = packed
 
-    def unpack(self) -> tuple[Any, ...]:
-        """The arguments; call it once, in the player."""
-        packed, self._args = self._args, None
-        return ForkingPickler.loads(packed)
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Processes that start within never see what ends a run: Ctrl-C, SIGTERM and SIGHUP.
+
+    They reach all processes of a terminal or of a job, and the trainer decides. In this process
+    they arrive afterwards.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    resource_tracker.ensure_running()  # it unblocks two of them, so it comes first
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _run_player(
-    pipe: Connection,
-    bound: int,
-    seed: int,
-    play: Callable[..., None],
-    packed: Packed,
-    shares_gpu: bool,
+    pipe: Connection, bound: int, seed: int, play: Callable[..., None], packed: bytes
 ) -> None:
     """The main function of the player's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the trainer decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows, where nothing is blocked
     prepare_torch(seed)
     torch.set_num_threads(1)  # one state at a time needs no more; the trainer needs the cores
-    exit_code, opened = 0, False
+    exit_code = 0
     try:
-        args = packed.unpack()
-        opened = True
+        args = ForkingPickler.loads(packed)
+        pipe.send(None)
         play(ExperienceQueue(pipe, bound), *args)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer has ended
     except Exception as error:
         exit_code = 1
-        message = describe_error(error)
-        pipe.send(Refused(message) if shares_gpu and not opened else message)
-    if shares_gpu:
-        args = ()
-        gc.collect()  # releases the trainer's memory
-        if trainer := parent_process():
-            remove_leftovers(trainer)
+        with suppress(OSError):
+            pipe.send(describe_error(error))
+    args = ()
+    gc.collect()  # releases memory of the trainer's GPU
     sys.exit(exit_code)
-
-
-def remove_leftovers(trainer: BaseProcess) -> None:
-    """If the trainer was killed, remove the file in shared memory in which torch counts users.
-
-    Its name contains the process id. A trainer that ends by itself removes the file.
-    """
-    if wait([trainer.sentinel], timeout=0.1):
-        for file in SHARED_MEMORY.glob(f"torch_{trainer.pid}_*"):
-            file.unlink(missing_ok=True)
