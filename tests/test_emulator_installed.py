@@ -2,16 +2,18 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import ROOT
 
-from emulator import EmulatorError
+from emulator import EmulatorError, compiling, preparing
 from emulator.compiling import kept_in
 from emulator.rom import read_rom
 
@@ -38,6 +40,34 @@ def test_the_rung_says_in_one_line_what_is_missing(without: str, told: str, tmp_
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("console")
+def test_what_was_prepared_is_not_prepared_again() -> None:
+    before = psutil.Process().children()
+    with preparing():
+        assert psutil.Process().children() == before
+    assert list(compiling.folder().rglob("games.*.nbi"))  # the fixture did it in another process
+
+
+def test_preparing_ends_with_an_interrupted_program_and_no_signal_but_that_ends_it(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "emulator", ignore=shutil.ignore_patterns("__pycache__"))
+    program = """
+import os
+import emulator, psutil
+with emulator.preparing():
+    (child,) = psutil.Process().children()
+    print(child.pid, os.getsid(child.pid))
+    raise KeyboardInterrupt
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    pid, session = done.stdout.split()
+    assert pid == session  # of its own: signals to the terminal or the group do not reach it
+    assert not psutil.pid_exists(int(pid))
+    assert done.stderr.count("Traceback") == 1
 
 
 def test_files_import_only_those_above_them_in_the_documentation() -> None:
