@@ -1,9 +1,8 @@
 """Recompiled Pong: the speedrun on our own emulator.
 
 Settings and learning are those of 07_speedrun.py. The games run in ``emulator``: Pong's machine
-code, translated into Python functions that are then compiled. The games are the same as ALE's,
-pixel for pixel. A step of a game takes a tenth of the time. So playing is nearly free, and all
-cores learn.
+code, translated into Python functions that are then compiled. They are the same as ALE's, pixel for
+pixel. A step takes a tenth of the time. So playing is nearly free, and all cores learn.
 
 On a GPU the same functions play there, and the CPU only launches each iteration.
 
@@ -85,9 +84,10 @@ def train(hp: Options, run: Run) -> State:
             progress.add(*step.points)
             announce(engine, hp.envs, step.episodes)
 
-    best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
-    learn = CompiledUpdate(update, run.device, net, rollout.position)
-    learn.compile()
+    with emulator.preparing():  # in another process, while the network compiles
+        best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
+        learn = CompiledUpdate(update, run.device, net, rollout.position)
+        learn.compile()
     engine = Engine(lambda engine, _: learn())
     saved = {"net": net, "buffer": rollout, "explore": explore, "points": progress}
     attach_handlers(engine, run, epsilon, saved, net.agent)

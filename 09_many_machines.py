@@ -21,10 +21,9 @@ from lib.learning.dqn_model import DQN, adam
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
 from lib.players.cluster import Players, learn_from
-from lib.players.cluster_options import ClusterOptions
 from lib.players.message_buffer import MessageReplayBuffer
 from lib.players.n_step import NStepRecorder, Transitions
-from lib.players.worker import Weights, ape_x_epsilons, player_seed
+from lib.players.worker import ClusterOptions, Weights, ape_x_epsilons, player_seed
 from lib.running.evaluation import evaluate
 from lib.running.handlers import attach_handlers
 from lib.running.options import option
@@ -93,8 +92,7 @@ def train(hp: Options, run: Run) -> State:
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     attach_handlers(engine, run, epsilon, saved)
 
-    args = hp, run.frames_before
-    with Players(Player, hp.players, args, hp.address, hp.player_timeout) as players:
+    with Players(Player, hp, hp, run.frames_before) as players:
         refresh = Events.STARTED | Events.ITERATION_COMPLETED(every=hp.sync_updates)
         engine.add_event_handler(refresh, lambda: players.broadcast(net, engine.state))
         state = engine.run(learn_from(players, buffer, epsilons, engine, run))

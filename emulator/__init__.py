@@ -5,9 +5,13 @@ import takes no time, and tells by ``missing`` what the emulator lacks. ``gymnas
 the games, too; their name there is that of this package and ``/Pong-v0``.
 """
 
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
     from .vector_env import BasePongVectorEnv
 
-__all__ = ["EmulatorError", "PongVectorEnv", "missing", "prepare"]
+__all__ = ["EmulatorError", "PongVectorEnv", "missing", "prepare", "preparing"]
 
 
 def missing(device: str = "cpu") -> str | None:
@@ -129,7 +133,41 @@ def prepare() -> None:
     games = PongVectorEnv(1, threads=1)
     games.reset()
     games.step(games.action_space.sample())
+    games.screen(0)  # ``preparing`` knows by this that all is compiled
     games.close()
+
+
+@contextmanager
+def preparing() -> Iterator[None]:
+    """``prepare`` in another process, while the ``with`` lasts; it ends when both are done.
+
+    If everything was compiled before, nothing is done. If the other process fails, the first games
+    compile, and raise what is wrong. No signal to this process or its group reaches it.
+
+    Raises:
+        EmulatorError: something is missing, see ``missing``.
+    """
+    if problem := missing():
+        raise EmulatorError(problem)
+    from .compiling import folder
+
+    if any(folder().rglob("*.draw_game-*.nbi")):
+        yield
+        return
+    command = [sys.executable, "-c", f"import {__name__}; {__name__}.prepare()"]
+    with subprocess.Popen(
+        command,
+        cwd=Path(__file__).parent.parent,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield
+            process.wait()
+        finally:
+            process.kill()
 
 
 gymnasium.register(f"{__name__}/Pong-v0", vector_entry_point=f"{__name__}:PongVectorEnv")

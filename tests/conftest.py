@@ -42,14 +42,11 @@ def denormal_numbers() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def console() -> None:
     """The emulator is compiled: by one process, while the others wait."""
-    from emulator import PongVectorEnv
+    from emulator import preparing
     from emulator.compiling import folder
 
-    with FileLock(folder() / "lock"):
-        envs = PongVectorEnv(2, seed=0)
-        envs.reset()
-        envs.step(np.zeros(2, int))
-        envs.screen(0)
+    with FileLock(folder() / "lock"), preparing():
+        pass
 
 
 @pytest.fixture

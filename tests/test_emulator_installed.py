@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -9,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from conftest import ROOT
 
-from emulator import EmulatorError, missing
+from emulator import EmulatorError, compiling, missing, preparing
 from emulator.compiling import kept_in
 from emulator.rom import read_rom
 
@@ -48,6 +50,34 @@ def test_a_missing_gpu_is_told(device: str) -> None:
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
     assert missing(device) == f"torch finds no GPU {device} on this machine"
+
+
+@pytest.mark.usefixtures("console")
+def test_what_was_prepared_is_not_prepared_again() -> None:
+    before = psutil.Process().children()
+    with preparing():
+        assert psutil.Process().children() == before
+    assert list(compiling.folder().rglob("games.*.nbi"))  # the fixture did it in another process
+
+
+def test_preparing_ends_with_an_interrupted_program_and_no_signal_but_that_ends_it(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "emulator", ignore=shutil.ignore_patterns("__pycache__"))
+    program = """
+import os
+import emulator, psutil
+with emulator.preparing():
+    (child,) = psutil.Process().children()
+    print(child.pid, os.getsid(child.pid))
+    raise KeyboardInterrupt
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    pid, session = done.stdout.split()
+    assert pid == session  # of its own: signals to the terminal or the group do not reach it
+    assert not psutil.pid_exists(int(pid))
+    assert done.stderr.count("Traceback") == 1
 
 
 def test_files_import_only_those_above_them_in_the_documentation() -> None:

@@ -121,18 +121,6 @@ def test_frames_are_counted_once_and_a_message_repeats_only_what_its_states_begi
     assert len(episodes) == ended > 0
 
 
-def test_the_first_game_is_seen_frame_by_frame():
-    games, sent = play(messages=3, steps=10)
-    seen = [pair for message in sent for pair in message.first_game()]
-    states = [step[0] for steps in games.expected[0] for step in steps]
-    assert len(seen) == len(states) == 30
-    for (frame, episode), state in zip(seen, states, strict=True):
-        assert frame.shape == (1, *SIZE)
-        assert np.array_equal(frame[0], state[-1])
-        assert episode is None or episode.reward == 0.0
-    assert sum(episode is not None for _, episode in seen) == len(games.expected[0]) - 1
-
-
 def test_the_buffer_gives_back_what_was_sent():
     _, sent = play(messages=6, steps=20)
     buffer = MessageReplayBuffer(1_000, (STACK, *SIZE))
@@ -217,7 +205,8 @@ def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message
     rung = options_of("09_many_machines")
     settings = {"envs": 4, "message_steps": 10, "stack": STACK, "n_steps": N_STEPS}
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
-    options = next(options for options in sizes if options.problem() is None)
+    refused = "--replay-size"
+    options = next(options for options in sizes if refused not in (options.problem() or ""))
     buffer = MessageReplayBuffer(options.replay_size, (STACK, *SIZE))
     for message in play(messages=30, steps=10, games=4)[1]:
         buffer.extend(message)

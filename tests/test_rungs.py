@@ -156,8 +156,8 @@ def test_bad_arguments_are_refused_in_one_line(script, flags, tmp_path, capsys):
 
 @pytest.mark.parametrize("script", [*SPEEDRUNS, "09_many_machines"])
 def test_more_games_make_no_larger_batch(script, tmp_path):
-    flags = ["--envs", "256", "--batch-size", "65536", "--run-dir", str(tmp_path)]
-    assert parse(options_of(script), "", flags).batch_size == 65_536
+    options = options_of(script)(envs=256, batch_size=65_536, run_dir=str(tmp_path))
+    assert "--batch-size" not in (options.problem() or "")  # there may be no Ray
 
 
 @pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])

@@ -34,11 +34,6 @@ class Transitions:
         """Frames played since the message before: agent steps of all games."""
         return sum(map(len, self.episodes))
 
-    def first_game(self) -> list[tuple[np.ndarray, Episode | None]]:
-        """The new frames of the first game, (1, height, width), each with the episode it ended."""
-        frames = self.frames[-self.played :: len(self.episodes[0])]
-        return [(frame[None], step[0]) for frame, step in zip(frames, self.episodes, strict=True)]
-
     def __getstate__(self) -> dict[str, Any]:
         # Level 1: a frame of Pong shrinks from 7,056 bytes to 126, in 17 microseconds.
         return vars(self) | {"frames": (self.frames.shape, zlib.compress(self.frames.data, 1))}
