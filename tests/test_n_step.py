@@ -2,20 +2,16 @@
 
 import pickle
 from itertools import count
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from ignite.engine import Engine
 from test_rungs import options_of
 
 from lib.games.experience import Episode
 from lib.games.vector_env import VectorStep
-from lib.players.cluster import learn_from
 from lib.players.message_buffer import MessageReplayBuffer
 from lib.players.n_step import NStepRecorder, Transitions
-from lib.running.events import COUNTERS, PlayEvents
 
 STACK, N_STEPS, GAMMA, SIZE = 3, 3, 0.5, (4, 5)
 
@@ -182,23 +178,17 @@ def test_a_restored_buffer_draws_the_same(tmp_path):
 
 
 def test_a_buffer_goes_on_after_2_to_the_31_frames():
-    _, sent = play(messages=300, steps=10, games=1)
-    early, later = (MessageReplayBuffer(32, (STACK, *SIZE)) for _ in range(2))
-    for message in sent[:100]:
-        early.extend(message)
-    state = early.state_dict()
-    rings = len(state["frames"]) * len(state["actions"])
-    passed = (2**31 - 1_200) // rings * rings  # whole rounds of both rings: places stay the same
-    for name in ("frames_written", "transitions_written", "oldest", "windows"):
-        state[name] += passed
-    state["messages"] = [(begin + passed, end + passed) for begin, end in state["messages"]]
-    later.load_state_dict(state)
-    for number in range(100, 300):
-        later.extend(sent[number])
-        newest = [t for earlier in sent[number - 3 : number + 1] for t in cut_out(earlier)]
-        assert drawn(later, 100) <= set(newest[-len(later) :])
-    assert state["frames_written"] < 2**31 < later.state_dict()["frames_written"]
-    assert state["transitions_written"] < 2**31 < later.added
+    buffer, sent = MessageReplayBuffer(32, (STACK, *SIZE)), play(300, 10, games=1)[1]
+    for message in sent[:20]:
+        buffer.extend(message)
+    # As if it were empty after so many; its rings are full, as a checkpoint's.
+    counted = dict.fromkeys(("frames_written", "transitions_written", "oldest"), 2**31 - 1_000)
+    buffer.load_state_dict(buffer.state_dict() | counted | {"messages": []})
+    for number, message in enumerate(sent):
+        buffer.extend(message)
+        newest = [t for earlier in sent[max(0, number - 3) : number + 1] for t in cut_out(earlier)]
+        assert drawn(buffer, 100) <= set(newest[-len(buffer) :])
+    assert buffer.added > 2**31
 
 
 def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message():
@@ -211,21 +201,3 @@ def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message
     for message in play(messages=30, steps=10, games=4)[1]:
         buffer.extend(message)
         assert drawn(buffer, 1_000) >= set(cut_out(message))
-
-
-def test_training_begins_though_a_full_buffer_has_fewer_transitions():
-    """Messages repeat frames, and they are dropped whole."""
-    _, sent = play(messages=12, steps=20)
-    options = SimpleNamespace(
-        replay_initial=250, frames_per_update=60, batch_size=4, epsilon_final=0.02
-    )
-    logger = SimpleNamespace(attach_output_handler=lambda *_, **__: None)
-    engine = Engine(lambda *_: None)
-    engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
-    run = SimpleNamespace(options=options, tensorboard=logger)
-    buffer = MessageReplayBuffer(250, (STACK, *SIZE))
-    messages = [[message] for message in sent]
-    batches = learn_from(messages, buffer, np.full((8, 3), 0.02), engine, run)
-    stored = np.cumsum([len(message.actions) for message in sent])
-    assert len(list(batches)) == (stored >= 250).sum() > 3  # one for each message
-    assert len(buffer) < 250
