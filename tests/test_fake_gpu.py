@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ from fake_gpu import (
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_player import fail_to_open
+from test_player import fail_to_open, watch
 
 import emulator
 from lib.gpu_checks import left_out
@@ -193,6 +194,16 @@ def test_the_copy_for_a_player_follows_the_network():
             for weight, there in zip(weights, copies, strict=True):
                 assert torch.equal(weight.cpu(), there)
         assert all(there.is_shared() for there in copies)
+
+
+def test_a_player_on_the_cpu_acts_with_what_is_learned_on_the_gpu():
+    with in_place_of_cuda(), torch.no_grad():
+        network = DQN((2, 84, 84), 3).to(NAME)
+        with player.Player(watch, (network,), 2) as experience:
+            for value in (3, 4):
+                next(network.parameters()).fill_(value)
+                seen = (step.action for taken in experience for step in taken)
+                assert value in islice(seen, 200)
 
 
 MISTAKES = {
