@@ -102,29 +102,16 @@ def test_every_n_step_transition_is_sent_once_whatever_the_messages(messages, st
     waiting = [t for t in every if t not in got]
     assert len(waiting) <= N_STEPS * 3
     assert sorted([*got, *waiting], key=repr) == every
-    assert len(got) > 0.6 * messages * steps * 3
-    assert any(t[3] for t in got)
-    assert any(not t[3] for t in got)
-
-
-def test_frames_are_counted_once_and_a_message_repeats_only_what_its_states_begin_with():
-    games, sent = play(messages=5, steps=10)
-    assert [message.played for message in sent] == [30] * 5
-    assert [len(message.frames) for message in sent] == [30] + [3 * (10 + STACK - 1 + N_STEPS)] * 4
-    assert [(message.player, message.version) for message in sent] == [(7, v) for v in range(5)]
-    ended = sum(len(episodes) - 1 for episodes in games.expected.values())
+    assert {t[3] for t in got} == {False, True}
+    # Frames are counted once, and repeated only where states begin with them.
+    assert [message.played for message in sent] == [3 * steps] * messages
+    repeated = [3 * (steps + STACK - 1 + N_STEPS)] * (messages - 1)
+    assert [len(message.frames) for message in sent] == [3 * steps, *repeated]
+    assert [(message.player, message.version) for message in sent] == [
+        (7, version) for version in range(messages)
+    ]
     episodes = [e for message in sent for step in message.episodes for e in step if e]
-    assert len(episodes) == ended > 0
-
-
-def test_the_buffer_gives_back_what_was_sent():
-    _, sent = play(messages=6, steps=20)
-    buffer = MessageReplayBuffer(1_000, (STACK, *SIZE))
-    for message in sent:
-        buffer.extend(message)
-    known = {t for message in sent for t in cut_out(message)}
-    assert len(buffer) == sum(len(message.actions) for message in sent)
-    assert drawn(buffer, 4_000) == known
+    assert len(episodes) == sum(len(episodes) - 1 for episodes in games.expected.values())
 
 
 def drawn(buffer: MessageReplayBuffer, count: int) -> set[tuple]:
@@ -149,22 +136,13 @@ def test_a_full_buffer_has_only_the_newest_and_they_are_whole():
     for number, message in enumerate(sent):
         buffer.extend(message)
         newest = [t for earlier in sent[: number + 1] for t in cut_out(earlier)]
-        assert len(buffer) <= 250
-        assert drawn(buffer, 500) <= set(newest[-len(buffer) :])
-    assert len(buffer) > 180
-
-
-def test_a_message_larger_than_the_buffer_is_refused():
-    _, sent = play(messages=1, steps=50)
-    with pytest.raises(ValueError, match="do not fit"):
-        MessageReplayBuffer(50, (STACK, *SIZE)).extend(sent[0])
-    with pytest.raises(ValueError, match="empty"):
-        MessageReplayBuffer(50, (STACK, *SIZE)).sample(1)
+        assert len(buffer) == len(newest) if number < 4 else 180 < len(buffer) <= 250
+        assert drawn(buffer, 2_000) == set(newest[-len(buffer) :])
 
 
 def test_a_restored_buffer_draws_the_same(tmp_path):
     _, sent = play(messages=20, steps=20)
-    buffer, other = (MessageReplayBuffer(250, (STACK, *SIZE), seed=3) for _ in range(2))
+    buffer, other = (MessageReplayBuffer(250, (STACK, *SIZE), seed=seed) for seed in (3, 4))
     for message in sent[:15]:
         buffer.extend(message)
     buffer.sample(5)
@@ -175,20 +153,6 @@ def test_a_restored_buffer_draws_the_same(tmp_path):
         other.extend(message)
         for mine, theirs in zip(buffer.sample(64), other.sample(64), strict=True):
             assert torch.equal(mine, theirs)
-
-
-def test_a_buffer_goes_on_after_2_to_the_31_frames():
-    buffer, sent = MessageReplayBuffer(32, (STACK, *SIZE)), play(300, 10, games=1)[1]
-    for message in sent[:20]:
-        buffer.extend(message)
-    # As if it were empty after so many; its rings are full, as a checkpoint's.
-    counted = dict.fromkeys(("frames_written", "transitions_written", "oldest"), 2**31 - 1_000)
-    buffer.load_state_dict(buffer.state_dict() | counted | {"messages": []})
-    for number, message in enumerate(sent):
-        buffer.extend(message)
-        newest = [t for earlier in sent[max(0, number - 3) : number + 1] for t in cut_out(earlier)]
-        assert drawn(buffer, 100) <= set(newest[-len(buffer) :])
-    assert buffer.added > 2**31
 
 
 def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message():
