@@ -79,17 +79,16 @@ def play(messages: int, steps: int, games: int = 3) -> tuple[Games, list[Transit
     return played, sent
 
 
+def tuples(*columns) -> list[tuple]:
+    return [
+        (state.tobytes(), int(action), float(reward), bool(end), None if end else after.tobytes())
+        for state, action, reward, end, after in zip(*map(np.asarray, columns), strict=True)
+    ]
+
+
 def cut_out(message: Transitions) -> list[tuple]:
-    found = []
-    for i in range(len(message.actions)):
-        state = message.frames[message.windows[i, :STACK]]
-        following = message.frames[message.windows[i, STACK:]]
-        end = bool(message.terminated[i])
-        after = None if end else following.tobytes()
-        found.append(
-            (state.tobytes(), int(message.actions[i]), float(message.rewards[i]), end, after)
-        )
-    return found
+    states, following = np.split(message.frames[message.windows], [STACK], axis=1)
+    return tuples(states, message.actions, message.rewards, message.terminated, following)
 
 
 @pytest.mark.parametrize(("messages", "steps"), [(1, 60), (12, 5), (4, 13)])
@@ -118,49 +117,32 @@ def drawn(buffer: MessageReplayBuffer, count: int) -> set[tuple]:
     batch = buffer.sample(count)
     assert batch.states.shape == batch.next_states.shape == (count, STACK, *SIZE)
     assert (batch.actions.dtype, batch.rewards.dtype) == (torch.int64, torch.float32)
-    return {
-        (
-            batch.states[i].numpy().tobytes(),
-            int(batch.actions[i]),
-            float(batch.rewards[i]),
-            bool(batch.terminated[i]),
-            None if batch.terminated[i] else batch.next_states[i].numpy().tobytes(),
-        )
-        for i in range(count)
-    }
+    return set(tuples(*batch))
 
 
-def test_a_full_buffer_has_only_the_newest_and_they_are_whole():
+def test_a_full_buffer_has_only_the_newest_and_one_restored_draws_the_same(tmp_path):
     _, sent = play(messages=40, steps=20)
-    buffer = MessageReplayBuffer(250, (STACK, *SIZE))
+    buffer, other = (MessageReplayBuffer(250, (STACK, *SIZE), seed=seed) for seed in (3, 4))
     for number, message in enumerate(sent):
         buffer.extend(message)
         newest = [t for earlier in sent[: number + 1] for t in cut_out(earlier)]
         assert len(buffer) == len(newest) if number < 4 else 180 < len(buffer) <= 250
         assert drawn(buffer, 2_000) == set(newest[-len(buffer) :])
-
-
-def test_a_restored_buffer_draws_the_same(tmp_path):
-    _, sent = play(messages=20, steps=20)
-    buffer, other = (MessageReplayBuffer(250, (STACK, *SIZE), seed=seed) for seed in (3, 4))
-    for message in sent[:15]:
-        buffer.extend(message)
-    buffer.sample(5)
-    torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
-    other.load_state_dict(torch.load(tmp_path / "buffer.pt", weights_only=True))
-    for message in sent[15:]:
-        buffer.extend(message)
-        other.extend(message)
-        for mine, theirs in zip(buffer.sample(64), other.sample(64), strict=True):
-            assert torch.equal(mine, theirs)
+        if number == 20:
+            torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
+            other.load_state_dict(torch.load(tmp_path / "buffer.pt", weights_only=True))
+        elif number > 20:
+            other.extend(message)
+            assert drawn(other, 2_000) == set(newest[-len(buffer) :])
+    for mine, theirs in zip(buffer.sample(64), other.sample(64), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message():
     rung = options_of("09_many_machines")
     settings = {"envs": 4, "message_steps": 10, "stack": STACK, "n_steps": N_STEPS}
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
-    refused = "--replay-size"
-    options = next(options for options in sizes if refused not in (options.problem() or ""))
+    options = next(one for one in sizes if "--replay-size" not in (one.problem() or ""))
     buffer = MessageReplayBuffer(options.replay_size, (STACK, *SIZE))
     for message in play(messages=30, steps=10, games=4)[1]:
         buffer.extend(message)
