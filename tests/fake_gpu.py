@@ -229,20 +229,16 @@ class FakeGraph:
 
 
 class FakeStream:
-    """On any of them everything happens at once."""
+    """A stream, or an event: everything happens at once, but for copies that nobody waits for."""
 
     def wait_stream(self, stream: "FakeStream") -> None:
         """Nothing to wait for."""
-
-
-class FakeEvent:
-    """Who waits for it waits for everything."""
 
     def record(self) -> None:
         """Nothing."""
 
     def synchronize(self) -> None:
-        """Wait until it has happened."""
+        """Wait for everything."""
         gpu.synchronize()
 
 
@@ -266,7 +262,7 @@ def in_place_of_cuda() -> Iterator[FakeGpu]:
         patch.setattr(transfer, "ASYNCHRONOUS", (NAME,))
         patch.setattr(torch, "compile", lambda function, **_: function)
         patch.setattr(torch.cuda, "Stream", FakeStream)
-        patch.setattr(torch.cuda, "Event", FakeEvent)
+        patch.setattr(torch.cuda, "Event", FakeStream)
         patch.setattr(torch.cuda, "current_stream", lambda: gpu.stream)
         patch.setattr(torch.cuda, "set_stream", lambda stream: setattr(gpu, "stream", stream))
         patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())

@@ -21,8 +21,6 @@ from ignite.handlers import TensorboardLogger
 from test_learning import Catch
 from test_n_step import SIZE, STACK, play
 
-from lib.games.experience import Episode
-from lib.games.vector_env import VectorStep
 from lib.learning.agents import LinearSchedule
 from lib.players.cluster import Players, learn_from
 from lib.players.message_buffer import MessageReplayBuffer
@@ -163,41 +161,16 @@ def test_a_cluster_that_is_not_there_is_said_at_once_in_one_line():
         pass
 
 
-class CatchEnvs:
-    """Several games of Catch, as ``StackedVectorEnv`` would play them."""
-
-    n_actions = 3
-
-    def __init__(self, count: int, stack: int, seed: int) -> None:
-        self.envs = [Catch() for _ in range(count)]
-        frames = [env.reset(seed=seed + i)[0] for i, env in enumerate(self.envs)]
-        self.states = np.stack(frames).repeat(stack, axis=1)
-
-    def send(self, actions: np.ndarray) -> None:
-        self.actions = actions
-
-    def recv(self) -> VectorStep:
-        steps = [env.step(a) for env, a in zip(self.envs, self.actions, strict=True)]
-        frames, rewards, ended, _, _ = map(np.array, zip(*steps, strict=True))
-        self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
-        episodes: list[Episode | None] = [None] * len(steps)
-        for i in np.flatnonzero(ended):
-            self.states[i] = self.envs[i].reset()[0]
-            episodes[i] = Episode(float(rewards[i]), 8)
-        return VectorStep(rewards.astype(np.float32), ended, ended, frames, episodes)
-
-
 @needs_ray
 def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
     import ray
 
     rung = runpy.run_path(str(ROOT / f"{SCRIPT}.py"), run_name="many_machines")
-    for module in (Catch.__module__, __name__):
-        ray.cloudpickle.register_pickle_by_value(sys.modules[module])
+    ray.cloudpickle.register_pickle_by_value(sys.modules[Catch.__module__])
 
     class Options(rung["Options"]):
         def make_envs(self, count: int, seed: int) -> Any:
-            return CatchEnvs(count, self.stack, seed)
+            return Catch(count, self.stack, seed)
 
     rung["train"].__globals__["evaluate"] = lambda *_: None  # the rung's plays Pong
     settings = {"address": cluster.address, "players": 2, "envs": 4, "message_steps": 10}

@@ -10,12 +10,7 @@ import torch
 from conftest import ROOT
 from torch.func import grad_and_value
 
-from lib.learning.compiled_update import (
-    AveragedWeights,
-    CapturedForward,
-    CompiledUpdate,
-    MixedWeights,
-)
+from lib.learning.compiled_update import AveragedWeights, CompiledUpdate, MixedWeights
 from lib.learning.dqn_model import DQN, adam
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
@@ -106,18 +101,6 @@ def test_the_average_of_the_weights_follows_them_and_plays():
         assert torch.equal(net.acting[name], weight.bfloat16())
         assert torch.equal(resumed.acting[name], net.acting[name])
         assert torch.equal(resumed.compute[name], net.compute[name])
-
-
-def test_a_compiled_choice_of_actions_is_the_choice():
-    torch.manual_seed(0)
-    network = DQN(SHAPE, ACTIONS, (4, 4, 4), 8)
-    states = make_batch().states
-    choose = torch.no_grad()(lambda states: network(states).max(1))
-    compiled = CapturedForward(choose, states.shape, torch.device("cpu"), compiled=True)
-    for _ in range(2):
-        values, actions = compiled(states)
-        torch.testing.assert_close(values, choose(states).values)
-        assert torch.equal(actions, choose(states).indices)
 
 
 @pytest.mark.usefixtures("console")

@@ -1,5 +1,6 @@
 """Games on the training device: the states, rewards and ends that ``StackedVectorEnv`` makes."""
 
+from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
@@ -18,22 +19,28 @@ SETTINGS = {"stack": 1, "threads": 1, "reward_clipping": False, "max_num_frames_
 
 
 class Tensors:
-    """A console whose arrays are tensors of the CPU, in place of one on a GPU."""
+    """A console whose arrays are tensors, of the CPU unless told otherwise."""
 
-    def __init__(self, games: VectorEnv) -> None:
-        self.games = games
+    def __init__(self, games: VectorEnv, there: Callable = lambda tensor: tensor) -> None:
+        self.games, self.there = games, there
         self.single_action_space = games.single_action_space
 
+    @property
+    def ram(self):
+        return self.games.ram
+
     def reset(self, *, seed):
-        frames, info = self.games.reset(seed=seed)
-        return torch.from_numpy(frames), info
+        return self._tensors(self.games.reset(seed=seed))
 
     def send(self, actions):
-        self.games.send(actions.numpy())
+        self.games.send(getattr(actions, "held", actions).numpy())
 
     def recv(self):
-        *arrays, info = self.games.recv()
-        return (*map(torch.from_numpy, arrays), info)
+        return self._tensors(self.games.recv())
+
+    def _tensors(self, results):
+        *arrays, info = results
+        return (*(self.there(torch.from_numpy(array)) for array in arrays), info)
 
 
 @pytest.mark.usefixtures("console")

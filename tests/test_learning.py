@@ -2,16 +2,13 @@
 
 import copy
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
-from gymnasium.wrappers import RecordEpisodeStatistics
 from ignite.engine import Engine
 
-from lib.games.atari_wrappers import FrameStack
-from lib.games.experience import ExperienceSource
+from lib.games.experience import Episode
+from lib.games.vector_env import VectorExperienceSource, VectorStep
 from lib.learning.agents import (
     EpsilonGreedyAgent,
     Exploration,
@@ -126,42 +123,51 @@ def test_agent_explores_with_epsilon_and_is_greedy_otherwise():
     assert 500 < asked[-1] < 700  # the network is asked for the greedy ones only
 
 
-class Catch(gym.Env):
-    """A ball falls from the top of a picture; the paddle at the bottom has to be under it.
+class Catch:
+    """Games, as ``StackedVectorEnv`` plays them: a ball falls, the paddle has to be under it.
 
     Eight steps a game, +1 if the ball is caught and -1 if not: the optimum is 1.
     """
 
-    rows, columns, scale = 9, 6, 6
+    rows, columns, n_actions = 9, 6, 3
 
-    def __init__(self) -> None:
-        shape = (1, self.rows * self.scale, self.columns * self.scale)
-        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
-        self.action_space = spaces.Discrete(3)
+    def __init__(self, count: int, stack: int, seed: int) -> None:
+        self.rng, self.games = np.random.default_rng(seed), np.arange(count)
+        self.begin()
+        self.states = self.pictures().repeat(stack, axis=1)
 
-    def picture(self) -> np.ndarray:
-        cells = np.zeros((self.rows, self.columns), np.uint8)
-        cells[self.row, self.ball] = cells[-1, self.paddle] = 255
-        return cells.repeat(self.scale, 0).repeat(self.scale, 1)[np.newaxis]
+    def begin(self) -> None:
+        """They begin and end together."""
+        self.row = 0
+        self.ball, self.paddle = self.rng.integers(self.columns, size=(2, len(self.games)))
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.row, self.ball = 0, int(self.np_random.integers(self.columns))
-        self.paddle = int(self.np_random.integers(self.columns))
-        return self.picture(), {}
+    def pictures(self) -> np.ndarray:
+        cells = np.zeros((len(self.games), self.rows, self.columns), np.uint8)
+        cells[self.games, self.row, self.ball] = cells[self.games, -1, self.paddle] = 255
+        return cells.repeat(6, axis=1).repeat(6, axis=2)[:, np.newaxis]
 
-    def step(self, action):
+    def send(self, actions: np.ndarray) -> None:
+        self.paddle = np.clip(self.paddle + actions - 1, 0, self.columns - 1)
         self.row += 1
-        self.paddle = min(max(self.paddle + action - 1, 0), self.columns - 1)
-        over = self.row == self.rows - 1
-        reward = 0.0 if not over else 1.0 if self.paddle == self.ball else -1.0
-        return self.picture(), reward, over, False, {}
+
+    def recv(self) -> VectorStep:
+        frames, caught = self.pictures(), self.paddle == self.ball
+        self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
+        ended = np.full(len(self.games), self.row == self.rows - 1)
+        rewards = np.where(caught, 1, -1).astype(np.float32) * ended
+        if ended[0]:
+            self.begin()
+            self.states = self.pictures().repeat(self.states.shape[1], axis=1)
+        games = [
+            Episode(float(r), 8) if end else None for r, end in zip(rewards, ended, strict=True)
+        ]
+        return VectorStep(rewards, ended, ended, frames, games)
 
 
 def test_the_library_learns_a_game_with_a_known_optimum():
     prepare_torch(0)
-    envs = [FrameStack(RecordEpisodeStatistics(Catch()), 2) for _ in range(4)]
-    shape = envs[0].observation_space.shape
+    envs = Catch(count=4, stack=2, seed=0)
+    shape = envs.states.shape[1:]
     net = DQN(shape, 3)
     target_net = copy.deepcopy(net)
     optimizer = adam(net, 5e-4)
@@ -190,5 +196,5 @@ def test_the_library_learns_a_game_with_a_known_optimum():
     engine.state.time_passed = 0.0  # a handler of its own measures it
     track_reward(engine, bound=0.9, passes=lambda: True)
     engine.on(PlayEvents.FRAMES_PLAYED)(lambda: engine.state.frames < 25_000 or engine.terminate())
-    state = engine.run(replay_batches(engine, ExperienceSource(envs, agent), buffer, 500, 64))
+    state = engine.run(replay_batches(engine, VectorExperienceSource(envs, agent), buffer, 500, 64))
     assert state.solved, f"avg_reward {state.avg_reward} after {state.frames} frames"
