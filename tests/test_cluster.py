@@ -20,6 +20,7 @@ from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 from test_learning import Catch
 from test_n_step import SIZE, STACK, play
+from test_rungs import QUICK, start
 
 from lib.learning.agents import LinearSchedule
 from lib.players.cluster import Players, learn_from
@@ -37,7 +38,6 @@ needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed: pip install -r requirements-cluster.txt"
 )
 SCRIPT = "09_many_machines"
-QUICK = ("--replay-initial", "300", "--replay-size", "2000", "--batch-size", "4", "--envs", "2")
 
 
 def read_until(process: subprocess.Popen, text: str) -> str:
@@ -49,15 +49,7 @@ def read_until(process: subprocess.Popen, text: str) -> str:
 
 @needs_ray
 def test_nobody_gets_in_a_dead_player_is_replaced_and_ctrl_c_leaves_a_run_to_resume(tmp_path):
-    command = [sys.executable, str(ROOT / f"{SCRIPT}.py"), "--run-dir", str(tmp_path)]
-    process = subprocess.Popen(
-        [*command, *QUICK, "--players", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    read_until(process, "training begins")
+    process = start(SCRIPT, tmp_path, *QUICK, "--envs", "2", "--players", "2")
     all_of_them = [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]
     connections = [c for one in all_of_them for c in one.net_connections()]
     addresses = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
@@ -118,10 +110,7 @@ class Counting:
         return Transitions(self.number, os.getpid(), np.zeros((1, 2, 2), np.uint8), *[one] * 4, [])
 
 
-class Failing:
-    def __init__(self, number: int) -> None:
-        pass
-
+class Failing(Counting):
     def play(self, weights: Weights) -> Transitions:
         raise RuntimeError("the emulator is on fire")
 
@@ -199,9 +188,8 @@ def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
     with TensorboardLogger(log_dir=str(tmp_path)) as logger:
         run = Run(options, torch.device("cpu"), tmp_path, logger, SCRIPT)
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {})
-        engine.add_event_handler(
-            PlayEvents.EPISODE_COMPLETED, lambda: rewards.add(engine.state.episode.reward)
-        )
+        completed = PlayEvents.EPISODE_COMPLETED
+        engine.add_event_handler(completed, lambda: rewards.add(engine.state.episode.reward))
         # Messages are dropped whole, so this one holds less than it was asked to wait for.
         buffer = MessageReplayBuffer(70, (STACK, *SIZE))
         bunches = [messages[:1], [], messages[1:]]
@@ -213,12 +201,11 @@ def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
     assert rewards == {1.0}  # of the game that explores as little as those of other rungs
 
 
-def test_every_player_has_games_that_explore_much_and_little():
+def test_games_explore_as_in_ape_x():
     epsilons = ape_x_epsilons(2, 4, 0.02)
-    expected = [0.4 ** (1 + 7 * i / 7) for i in range(8)]  # Ape-X's, of eight
+    expected = [0.4 ** (1 + 7 * i / 7) for i in range(8)]
     assert sorted(epsilons.flatten(), reverse=True) == pytest.approx(expected)
-    assert (epsilons.max(axis=1) > 0.1).all()
-    assert (epsilons.min(axis=1) < 0.002).all()
+    assert (epsilons.max(axis=1) > 0.1).all()  # of each player
 
 
 def test_without_ray_it_says_what_to_install(tmp_path):

@@ -1,13 +1,10 @@
 """The compiled update in bfloat16 against the plain one in float32."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import run_rung
 from torch.func import grad_and_value
 
 from lib.learning.compiled_update import AveragedWeights, CompiledUpdate, MixedWeights
@@ -72,8 +69,7 @@ def test_it_is_the_plain_update() -> None:
     plain, exact, rough = (copy.deepcopy(start) for _ in range(3))
     losses = plain_updates(plain, batch, 5)
     step = flat(plain) - flat(start)
-    # The same in float32 but for rounding. In bfloat16 within its error, which Adam makes as large
-    # as its steps where a gradient is about zero: there only the direction as a whole is the same.
+    # Where a gradient is about zero, Adam makes an error of bfloat16 as large as its steps.
     exact_losses = functional_updates(exact, batch, torch.float32, 5)
     assert torch.allclose(torch.tensor(exact_losses), torch.tensor(losses), rtol=1e-4)
     assert (flat(exact) - flat(plain)).norm() < 0.1 * step.norm()
@@ -104,17 +100,12 @@ def test_the_average_of_the_weights_follows_them_and_plays():
 
 
 @pytest.mark.usefixtures("console")
-def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path):
+def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch):
     flags = ["--envs", "2", "--batch-size", "4", "--rollout", "16", "--max-frames", "60"]
-    kept = {name: value for name, value in os.environ.items() if name not in ("CXX", "CC")}
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "08_recompiled_pong.py"), *flags, "--run-dir", "runs"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=kept | {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
-        timeout=600,
-    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    result = run_rung("08_recompiled_pong", tmp_path / "runs", *flags)
     assert (result.returncode, result.stderr) == (0, "")
     told = [line for line in result.stdout.splitlines() if line.startswith("left out: ")]
     assert len(told) == 2

@@ -5,7 +5,7 @@ import torch
 
 from lib.devices import choose_precision, compiles, missing_device
 from lib.running.flags import parse
-from lib.running.options import CommonOptions, PlayerOptions, PrecisionOptions
+from lib.running.options import PlayerOptions, PrecisionOptions
 from lib.running.run import describe_device_error
 
 
@@ -48,22 +48,6 @@ def test_precision_follows_from_the_gpu(monkeypatch, gpus, capability, precision
 
 
 @pytest.mark.parametrize(
-    ("flags", "device", "cuda"),
-    [
-        ([], "cpu", False),
-        (["--cuda"], "cuda", True),
-        (["--device", "cuda"], "cuda", True),
-        (["--cuda", "--device", "cuda:1"], "cuda:1", True),
-        (["--device", "mps"], "mps", False),
-    ],
-)
-def test_where_to_train(gpus, flags, device, cuda):
-    options = parse(CommonOptions, "", flags)
-    assert (options.device, options.cuda) == (device, cuda)
-    assert options.training_device == torch.device(device)
-
-
-@pytest.mark.parametrize(
     "flags",
     [
         *(["--device", name] for name in ("cuda", "cuda:1", "mps", "toaster", "xpu", "cuda:x")),
@@ -85,10 +69,7 @@ def test_what_is_not_there_or_contradicts_is_refused_in_one_line(monkeypatch, fl
     ("fault", "told"),
     [
         (AssertionError("Torch not compiled with CUDA enabled"), "install a torch for CUDA"),
-        (
-            torch.AcceleratorError("CUDA error: no kernel image is available\nCUDA kernel ..."),
-            "no kernel image is available; install a torch for this GPU",
-        ),
+        (torch.AcceleratorError("CUDA error: no kernel image\nCUDA"), "image; install a torch for"),
     ],
 )
 def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus, fault, told):
@@ -111,7 +92,8 @@ def test_a_full_gpu_is_one_line():
 
 
 def test_a_player_acts_where_it_can_reach_the_weights(monkeypatch, gpus):
-    assert parse(PlayerOptions, "", ["--device", "cuda:1"]).player_device == "cuda:1"
+    second = parse(PlayerOptions, "", ["--cuda", "--device", "cuda:1"])
+    assert (second.training_device, second.player_device) == (torch.device("cuda:1"), "cuda:1")
     apple = parse(PlayerOptions, "", ["--device", "mps"])
     assert (apple.training_device, apple.player_device) == (torch.device("cpu"), "cpu")
     monkeypatch.setattr("sys.platform", "win32")

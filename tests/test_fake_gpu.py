@@ -10,11 +10,11 @@ import importlib.util
 import sys
 import types
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,16 +24,7 @@ if torch.cuda.is_available():  # torch has room for one kind of accelerator
     pytest.skip("there is a real GPU, see test_gpu", allow_module_level=True)
 
 from conftest import ROOT
-from fake_gpu import (
-    NAME,
-    FakeGraph,
-    FakeStream,
-    GpuTensor,
-    aten,
-    gpu,
-    in_place_of_cuda,
-    no_sharing,
-)
+from fake_gpu import NAME, FakeGraph, FakeStream, GpuTensor, gpu, in_place_of_cuda, no_sharing
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -41,6 +32,7 @@ from test_device_games import Tensors
 from test_player import fail_to_open, watch
 
 import emulator
+from emulator import PongVectorEnv
 from lib.gpu_checks import left_out
 from lib.learning import compiled_update
 from lib.learning.compiled_update import CompiledUpdate
@@ -66,17 +58,13 @@ def load(script: str, right: str = "", wrong: str = "") -> types.ModuleType:
     return module
 
 
-class Seen(NamedTuple):
-    """Of a run: the loss of every update, and where the CPU waited between the first and last."""
-
-    losses: list[float]
-    waits: set[str]
-
-
 def train(
     module: types.ModuleType, folder: Path, device: str, updates: int = 12, **settings: Any
-) -> Seen:
-    """Let a rung make some updates. It draws the same random numbers on every device."""
+) -> tuple[list[float], set[str]]:
+    """The loss of every update, and where the CPU waited between the first and the last.
+
+    A rung draws the same random numbers on every device.
+    """
     waits: set[str] = set()
     outputs: list[torch.Tensor] = []
     attach_handlers = module.attach_handlers
@@ -106,15 +94,14 @@ def train(
     assert len(losses) == updates
     assert np.isfinite(losses).all()
     assert len(set(losses)) > 1  # each its own tensor
-    return Seen(losses, waits)
+    return losses, waits
 
 
-@cache
 def plain_losses(script: str, folder: Path, **settings: Any) -> list[float]:
     """The losses of a rung on the CPU, with nothing that is only faster."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled_update, "compiles", lambda device: False)
-        return train(load(script), folder / "cpu", "cpu", **settings).losses
+        return train(load(script), folder / "cpu", "cpu", **settings)[0]
 
 
 @pytest.mark.parametrize(
@@ -123,20 +110,19 @@ def plain_losses(script: str, folder: Path, **settings: Any) -> list[float]:
 def test_a_rung_learns_the_same_and_waits_for_its_actions_alone(script, tmp_path):
     settings = {"precision": "float32"} if script[:2] in ("06", "07") else {}
     with in_place_of_cuda():
-        seen = train(load(script), tmp_path, NAME, **settings)
+        losses, waits = train(load(script), tmp_path, NAME, **settings)
     assert left_out == []
     agent = "Exploration" if script == "07_speedrun" else "EpsilonGreedyAgent"
-    assert seen.waits == {f"agents.py {agent}.__call__"}  # an action is known to be played
+    assert waits == {f"agents.py {agent}.__call__"}  # an action is known to be played
     # 07 orders its rollouts with another generator there.
-    assert seen.losses == plain_losses(script, tmp_path, **settings) or script == "07_speedrun"
-
-
-Console = emulator.PongVectorEnv
+    assert losses == plain_losses(script, tmp_path, **settings) or script == "07_speedrun"
 
 
 def pong(num_envs: int, kind: type = Tensors, *, device: Any = "cpu", **settings: Any) -> Any:
     """In place of the console's kernels: its games on the CPU, whose tensors are the GPU's."""
-    games = Console(num_envs, **{"threads": 1} | settings | {"max_num_frames_per_episode": 40})
+    games = PongVectorEnv(
+        num_envs, **{"threads": 1} | settings | {"max_num_frames_per_episode": 40}
+    )
     return games if str(device) == "cpu" else kind(games, GpuTensor)
 
 
@@ -147,9 +133,9 @@ def test_where_games_are_played_on_the_gpu_nothing_is_waited_for(tmp_path, monke
     module.announce = lambda *args: games.extend(args[2]) or announce(*args)
     monkeypatch.setattr(emulator, "PongVectorEnv", pong)
     with in_place_of_cuda():
-        seen = train(module, tmp_path, NAME, envs=2, batch_size=20, epochs=2)
+        _, waits = train(module, tmp_path, NAME, envs=2, batch_size=20, epochs=2)
     assert left_out == []
-    assert seen.waits == set()
+    assert waits == set()
     assert [game.steps for game in games] == [10] * 6  # of the first of two reports of 32 steps
 
 
@@ -179,8 +165,7 @@ def test_planted_mistakes_are_caught(right, wrong, complaint, tmp_path):
     module = load("06_compiled_update", right, wrong)
     with in_place_of_cuda():
         try:
-            waits = train(module, tmp_path, NAME, **SMALL).waits
-            found = " ".join([*waits, *left_out])
+            found = " ".join([*train(module, tmp_path, NAME, **SMALL)[1], *left_out])
         except (RuntimeError, AssertionError) as error:
             found = str(error)
     assert complaint in found
@@ -189,12 +174,16 @@ def test_planted_mistakes_are_caught(right, wrong, complaint, tmp_path):
 # What does not work on a GPU is left out: each kind of failure, planted in the fake one.
 
 
+CHOICE, UPDATE = "the CUDA graph that chooses actions: ", "the CUDA graph of the update: "
+REFUSED = "CUDA error: operation not permitted"
+
+
 @contextlib.contextmanager
 def capture_that_raises(*_: Any) -> Iterator[None]:
     """Torch stays on the stream of a capture that ended in an error."""
     torch.cuda.set_stream(FakeStream())
     try:
-        raise RuntimeError("CUDA error: operation not permitted\nCUDA kernel errors might")
+        raise RuntimeError(f"{REFUSED}\nCUDA kernel errors might")
     finally:
         raise RuntimeError("CUDA error: operation failed due to a previous error")
     yield
@@ -207,7 +196,7 @@ def half_of_it(graph: FakeGraph) -> None:
     """A replay whose matrix products are half of what they should be."""
     replay(graph)
     for func, _, _, result in graph.operations:
-        if func in (aten.addmm.default, aten.mse_loss.default):
+        if func in (torch.ops.aten.addmm.default, torch.ops.aten.mse_loss.default):
             result.mul_(0.5)
 
 
@@ -229,32 +218,22 @@ def assert_said(expected: list[str], printed: str, folder: Path) -> None:
     assert all(line.removeprefix("left out: ").encode() in told for line in lines)
 
 
-CHOICE, UPDATE = "the CUDA graph that chooses actions: ", "the CUDA graph of the update: "
-
-
 @pytest.mark.parametrize(
-    ("place", "name", "failing", "expected"),
+    ("name", "failing", "expected"),
     [
-        (
-            torch.cuda,
-            "graph",
-            capture_that_raises,
-            [f"{part}CUDA error: operation not permitted" for part in (CHOICE, UPDATE)],
-        ),
-        (FakeGraph, "replay", half_of_it, [f"{CHOICE}its values differ", f"{UPDATE}its losses"]),
-        (FakeGraph, "replay", with_the_same_numbers, [f"{UPDATE}its draws of rows differ"]),
+        ("torch.cuda.graph", capture_that_raises, [f"{CHOICE}{REFUSED}", f"{UPDATE}{REFUSED}"]),
+        ("fake_gpu.FakeGraph.replay", half_of_it, [f"{CHOICE}its values", f"{UPDATE}its losses"]),
+        ("fake_gpu.FakeGraph.replay", with_the_same_numbers, [f"{UPDATE}its draws of rows differ"]),
     ],
 )
-def test_an_update_goes_on_without_what_fails(
-    place, name, failing, expected, tmp_path, tmp_path_factory, capsys
-):
+def test_an_update_goes_on_without_what_fails(name, failing, expected, tmp_path, capsys):
     with in_place_of_cuda(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place, name, failing)
+        patch.setattr(name, failing)
         stream = torch.cuda.current_stream()
-        losses = train(load("06_compiled_update"), tmp_path, NAME, **SMALL).losses
+        losses, _ = train(load("06_compiled_update"), tmp_path, NAME, **SMALL)
         assert torch.cuda.current_stream() is stream
     assert_said(expected, capsys.readouterr().out, tmp_path)
-    assert losses == plain_losses("06_compiled_update", tmp_path_factory.getbasetemp(), **SMALL)
+    assert losses == plain_losses("06_compiled_update", tmp_path, **SMALL)
 
 
 class OneWrongPixel(Tensors):
@@ -273,9 +252,9 @@ class OneWrongPixel(Tensors):
 def test_games_that_are_not_the_cpus_are_played_there(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(emulator, "PongVectorEnv", partial(pong, kind=OneWrongPixel))
     with in_place_of_cuda():
-        seen = train(load("08_recompiled_pong"), tmp_path, NAME, **SMALL)
+        losses, _ = train(load("08_recompiled_pong"), tmp_path, NAME, **SMALL)
     assert_said(["games on the GPU: its pixels differ by"], capsys.readouterr().out, tmp_path)
-    assert seen.losses == plain_losses("08_recompiled_pong", tmp_path / "other", **SMALL)
+    assert losses == plain_losses("08_recompiled_pong", tmp_path / "other", **SMALL)
 
 
 @pytest.mark.parametrize(
@@ -290,10 +269,10 @@ def test_a_player_that_cannot_share_acts_on_the_cpu(refuse, told, tmp_path, capf
     try:
         with in_place_of_cuda():
             there = {"play_device": f"{NAME}:0", "steps": 2, "updates": 4}
-            seen = train(load("03_parallel"), tmp_path, NAME, **there)
+            _, waits = train(load("03_parallel"), tmp_path, NAME, **there)
     finally:
         ForkingPickler.register(GpuTensor, no_sharing)
-    assert seen.waits == set()  # neither for updates, nor for the copy that the player acts with
+    assert waits == set()  # neither for updates, nor for the copy that the player acts with
     out, err = capfd.readouterr()
     assert_said([f"the player on the GPU, it acts on the CPU: {told}"], out + err, tmp_path)
 

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rungs import options_of
-from torch.overrides import TorchFunctionMode
 
 from lib.games.atari_wrappers import make_atari, wrap_deepmind
 from lib.games.experience import ExperienceSource, Transition
@@ -161,9 +160,8 @@ def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(scrip
     kind = DeviceReplayBuffer if script == "06_compiled_update" else ReplayBuffer
     size, stack = options.replay_size, options.recipe.stack
     buffer, model = kind(size, (stack, SIZE, SIZE)), NaiveModel(size, stack)
-    for number, arrived in enumerate(
-        arrivals(settings.get("envs", 1), settings.get("steps", 1), 2 * size)
-    ):
+    stream = arrivals(settings.get("envs", 1), settings.get("steps", 1), 2 * size)
+    for number, arrived in enumerate(stream):
         buffer.extend(arrived)
         for transition in arrived:
             model.append(transition)
@@ -173,27 +171,3 @@ def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(scrip
             state, buffer = buffer.state_dict(), kind(size, (stack, SIZE, SIZE))
             buffer.load_state_dict(state)
     assert buffer.added > size
-
-
-class AppleGpu(TorchFunctionMode):
-    """Tensors of mps are made on the CPU, with one difference: mps has no float64."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs, mps = dict(kwargs or {}), torch.device("mps")
-        if func is torch.device:
-            return func(*args)
-        asked = mps in [x for x in (*args, kwargs.get("device")) if isinstance(x, torch.device)]
-        if "device" in kwargs and asked:
-            kwargs["device"] = "cpu"
-        result = func(*["cpu" if asked and x == mps else x for x in args], **kwargs)
-        if asked and result.dtype == torch.float64:
-            raise TypeError("the MPS framework doesn't support float64")
-        return result
-
-
-def test_apples_gpu_draws_rows_without_float64():
-    with AppleGpu():
-        buffer = DeviceReplayBuffer(50, (4, SIZE, SIZE), torch.device("mps"))
-        for arrived in arrivals(1, 1, 80):
-            buffer.extend(arrived)
-        assert len(unpack(buffer.sample(1_000))) == 50
