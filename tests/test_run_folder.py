@@ -146,11 +146,8 @@ def test_a_failed_save_leaves_what_it_would_have_replaced(start):
 class Interrupted(io.BufferedWriter):
     """A file; Ctrl-C arrives when a part of it is written. torch raises RuntimeError over it."""
 
-    writes = 0
-
     def write(self, content: bytes) -> int:
-        self.writes += 1
-        if self.writes == 5:
+        if self.tell() > 100_000:
             raise KeyboardInterrupt
         return super().write(content)
 
@@ -165,7 +162,7 @@ def test_ctrl_c_while_a_checkpoint_is_written_is_no_full_disk(start, monkeypatch
 
     monkeypatch.setattr(Path, "open", open_file)
     again = start("--resume", str(run.folder), "--max-frames", "80", reward=-100)
-    assert (again.code, again.error.strip()) == (130, "tiny: interrupted")
+    assert (again.code, again.error) == (130, "tiny: interrupted\n")
     assert everything(run.folder / "checkpoints") == before
 
 
@@ -228,19 +225,6 @@ def test_a_run_that_cannot_be_resumed_keeps_its_curves(start):
     assert start("--resume", str(run.folder), "--max-frames", "300").code == 0
     points = [point for point in curves(run.folder.parent) if point[0] == "outcome/frames"]
     assert points == [("outcome/frames", 0, 300.0)]
-
-
-def test_a_setting_that_this_version_does_not_have_is_named(start):
-    run = start("--max-frames", "45")
-    file = run.folder / "checkpoints" / "latest.pt"
-    kept = read_checkpoint(file)
-    kept["settings"]["hyperparameters"]["dropout"] = 0.5
-    write_checkpoint(file, kept)
-    before = everything(run.folder)
-    again = start("--resume", str(run.folder))
-    assert again.code == 2
-    assert "no setting dropout: an earlier version" in one_line(again.error)
-    assert everything(run.folder) == before
 
 
 def test_only_the_latest_checkpoints_hold_the_buffer_until_it_is_switched_off(start):
