@@ -76,7 +76,8 @@ def ends(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Iterator[Callable[..., 
         gc.collect()  # the lock of the run, which a process drops when it ends
         return Ended(code, *capfd.readouterr())
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
     yield ends
     for number, handler in before.items():
         signal.signal(number, handler)

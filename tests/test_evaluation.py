@@ -1,5 +1,6 @@
 """Evaluation on real Pong."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,7 +133,8 @@ def plays_badly(states: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_a_trial_ends_with_a_lost_game_or_a_signal(interrupted, run):
-    engine = SimpleNamespace(state=SimpleNamespace(frames=0), should_terminate=interrupted)
+    engine = SimpleNamespace(state=SimpleNamespace(frames=0))
+    run.signal = signal.SIGINT if interrupted else None
     trial = try_agent(plays_badly, engine, run)
     assert (trial.games, trial.won, trial.passed) == (3, 0, False)
     assert (trial.lost, trial.mean) == (0, 0) if interrupted else trial.mean <= -19

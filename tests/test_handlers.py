@@ -2,11 +2,12 @@
 
 import signal
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 import torch
-from ignite.engine import Engine, State
+from ignite.engine import Engine, Events, State
 from ignite.handlers import TensorboardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -37,7 +38,12 @@ def stream(rewards: list[float], steps: int = 10):
 
 
 def play(
-    folder: Path, rewards: list[float], losses=lambda update: 1.0, make_agent=None, **settings
+    folder: Path,
+    rewards: list[float],
+    losses=lambda update: 1.0,
+    make_agent=None,
+    on=MappingProxyType({}),
+    **settings,
 ):
     """Run an engine over the stream; returns its state and the names of the events it fired."""
     options = ReplayOptions(**{"replay_initial": 20, "stop_reward": 17.0, **settings})
@@ -47,6 +53,8 @@ def play(
     with TensorboardLogger(folder) as tensorboard:
         run = Run(options, torch.device("cpu"), folder, tensorboard, "01_baseline")
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {}, make_agent)
+        for event, handler in on.items():
+            engine.add_event_handler(event, handler)
         for event in (PlayEvents.EPISODE_COMPLETED, PlayEvents.SOLVED):
             engine.add_event_handler(event, lambda _, name=event.value: fired.append(name))
         state = engine.run(
@@ -120,6 +128,18 @@ def test_curves_of_both_phases(tmp_path):
     times = [value for _, value in curve(tmp_path, "train/time_passed")]
     assert times == sorted(times)
     assert curve(tmp_path, "train/avg_fps")[-1][1] > 0
+
+
+def test_a_signal_between_a_batch_and_its_update_waits_for_the_update(tmp_path, ends):
+    updates = []
+
+    def interrupted(engine: Engine) -> None:
+        if engine.state.iteration == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    on = {Events.ITERATION_STARTED: interrupted}
+    state, _ = play(tmp_path, [0.0] * 10, losses=lambda n: updates.append(n) or 1.0, on=on)
+    assert (state.iteration, updates) == (3, [1, 2, 3])
 
 
 def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, ends):
