@@ -222,7 +222,7 @@ def test_training_begins_though_a_full_buffer_has_fewer_transitions():
     logger = SimpleNamespace(attach_output_handler=lambda *_, **__: None)
     engine = Engine(lambda *_: None)
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
-    run = SimpleNamespace(options=options, tensorboard=logger)
+    run = SimpleNamespace(options=options, tensorboard=logger, signal=None)
     buffer = MessageReplayBuffer(250, (STACK, *SIZE))
     messages = [[message] for message in sent]
     batches = learn_from(messages, buffer, np.full((8, 3), 0.02), engine, run)

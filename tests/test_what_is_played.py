@@ -1,7 +1,7 @@
 """What a rung plays: other games with another seed, and with the actions that it says."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,9 @@ from ignite.handlers import TensorboardLogger
 from emulator.threads import ThreadedPongVectorEnv
 from lib.games.experience import ExperienceSource, Transition
 from lib.games.vector_env import StackedVectorEnv, VectorStep
+from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN
+from lib.learning.replay_buffer import ReplayBuffer
 from lib.running.options import ReplayOptions
 from lib.running.run import Run
 
@@ -28,7 +30,9 @@ class Enough(Exception):  # noqa: N818, it is no error
     """As many frames as are wanted."""
 
 
-def played(script: str, seed: int, folder: Path, epsilon: float = 0.0) -> list[np.ndarray]:
+def played(
+    script: str, seed: int, folder: Path, epsilon: float = 0.0, **more: int
+) -> list[np.ndarray]:
     """What the first game of a rung showed to the same network; epsilon is that of the start."""
     module = importlib.import_module(script)
     frames: list[np.ndarray] = []
@@ -48,11 +52,12 @@ def played(script: str, seed: int, folder: Path, epsilon: float = 0.0) -> list[n
         if len(frames) == FRAMES:
             raise Enough
 
-    settings = {"seed": seed, "epsilon_start": epsilon, "epsilon_final": 1e-6}
+    settings = {"seed": seed, "epsilon_start": epsilon, "epsilon_final": 1e-6, **more}
     if script.startswith("04"):
         settings["noop_max"] = 30  # it has none of its own
     options = getattr(module, "Options", ReplayOptions)(**settings)
-    options = replace(options, max_frames=FRAMES * getattr(options, "envs", 1))
+    envs = {"envs": 2} if hasattr(options, "envs") else {}
+    options = replace(options, **envs, max_frames=FRAMES * (1 + len(envs)))
     torch.manual_seed(0)
     with TensorboardLogger(folder) as tensorboard, pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExperienceSource, "__iter__", look_at)
@@ -68,14 +73,40 @@ def played(script: str, seed: int, folder: Path, epsilon: float = 0.0) -> list[n
     return frames
 
 
-@pytest.mark.usefixtures("console", "signals")
+@pytest.mark.usefixtures("console", "ends")
 @pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
 def test_games_take_the_seed(script: str, tmp_path: Path) -> None:
     one, other = (np.stack(played(script, seed, tmp_path)) for seed in (1, 2))
     assert not np.array_equal(one, other)
 
 
-@pytest.mark.usefixtures("console", "signals")
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize(
+    ("script", "settings"),
+    [
+        ("02_n_envs", {"steps": 2}),
+        ("04_new_wrappers_n_env", {"steps": 2}),
+        ("05_vector_env", {}),
+        ("06_compiled_update", {}),
+    ],
+)
+def test_the_batch_grows_with_the_environments(
+    script: str, settings: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = set()
+    for buffer in (ReplayBuffer, DeviceReplayBuffer):
+
+        def note(self: Any, size: int, sample: Callable[..., Any] = buffer.sample) -> Any:
+            sizes.add(size)
+            return sample(self, size)
+
+        monkeypatch.setattr(buffer, "sample", note)
+    replay = {"replay_initial": 190, "replay_size": 190}
+    played(script, 0, tmp_path, batch_size=5, **replay, **settings)
+    assert sizes == {5 * 2 * settings.get("steps", 1)}
+
+
+@pytest.mark.usefixtures("console", "ends")
 @pytest.mark.parametrize("script", SPEEDRUNS)
 def test_speedruns_play_the_three_actions_that_differ(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
