@@ -53,11 +53,16 @@ def console() -> None:
 
 
 class Ended(NamedTuple):
-    """What a program left behind that ended in this process."""
+    """A program that ended, and the folder of its run."""
 
     code: int
     out: str
     error: str
+    folder: Path = ROOT
+
+    def checkpoints(self) -> list[Path]:
+        """The files of its checkpoints."""
+        return sorted((self.folder / "checkpoints").iterdir())
 
 
 @pytest.fixture
@@ -155,15 +160,6 @@ def run_rung(script: str, folder: Path, *flags: str, timeout: float = 600) -> An
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
 
 
-class Ran(NamedTuple):
-    """A program that ended, and the folder of its run."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-    folder: Path
-
-
 def envs_of(script: str) -> int:
     """The environments of ``short_run``."""
     return 1 if script in SERIAL[:2] + PARALLEL else 2
@@ -196,13 +192,13 @@ def short_run(script: str) -> list[str]:
 @pytest.fixture(scope="session")
 def trained(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Callable[[str], Ran]:
+) -> Callable[[str], Ended]:
     """Gives the shared run of a rung, which trained once for all tests; they leave it as it is."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # of all workers
 
-    def trained(script: str) -> Ran:
+    def trained(script: str) -> Ended:
         if script in SPEEDRUNS[1:]:
             request.getfixturevalue("console")
         place = folder / f"trained-{script}"
@@ -212,13 +208,13 @@ def trained(
                 ran = run_rung(script, place, *short_run(script))
                 told.write_text(json.dumps([ran.returncode, ran.stdout, ran.stderr]))
         (run,) = place.iterdir()
-        return Ran(*json.loads(told.read_text()), run)
+        return Ended(*json.loads(told.read_text()), run)
 
     return trained
 
 
 @pytest.fixture
-def trained_copy(trained: Callable[[str], Ran], tmp_path: Path) -> Callable[[str], Path]:
+def trained_copy(trained: Callable[[str], Ended], tmp_path: Path) -> Callable[[str], Path]:
     """Gives a copy of the folder of the shared run of a rung, alone in its folder."""
 
     def trained_copy(script: str) -> Path:

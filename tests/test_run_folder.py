@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import pytest
 import torch
-from conftest import curves, everything, one_line
+from conftest import Ended, curves, everything, one_line
 from ignite.engine import Engine, Events, State
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -39,20 +39,8 @@ class Net(nn.Linear):
     arguments = ()
 
 
-class Left(NamedTuple):
-    """What a run leaves behind."""
-
-    code: int
-    out: str
-    error: str
-    folder: Path
-
-    def files(self) -> list[str]:
-        return sorted(file.name for file in (self.folder / "checkpoints").iterdir())
-
-
 @pytest.fixture
-def start(tmp_path, ends, monkeypatch) -> Callable[..., Left]:
+def start(tmp_path, ends, monkeypatch) -> Callable[..., Ended]:
     """Starts or resumes a run; each game has one point more than the last."""
     place = tmp_path / "runs"
     elsewhere = tmp_path / "elsewhere"  # no new run could begin there, but runs are resumed
@@ -66,7 +54,7 @@ def start(tmp_path, ends, monkeypatch) -> Callable[..., Left]:
         reward: int = 0,
         spoil: Callable[[nn.Module], object] = lambda net: None,
         **more: nn.Module,
-    ) -> Left:
+    ) -> Ended:
         def train(options: ReplayOptions, run: Run) -> State:
             net = Net(500, 500)
             spoil(net)
@@ -90,7 +78,7 @@ def start(tmp_path, ends, monkeypatch) -> Callable[..., Left]:
         command = flags if "--resume" in flags else (*FLAGS, "--run-dir", str(place), *flags)
         ended = ends(lambda: launch(train, ReplayOptions, ""), "tiny.py", *command)
         (folder,) = place.iterdir()
-        return Left(*ended, folder)
+        return ended._replace(folder=folder)
 
     return start
 
@@ -131,7 +119,7 @@ def files_limited_to(size: int) -> Iterator[None]:
 
 def test_a_failed_save_leaves_what_it_would_have_replaced(start):
     run = start("--max-frames", "45")
-    assert run.files() == ["best.pt", "latest.pt", "previous.pt"]
+    assert [file.stem for file in run.checkpoints()] == ["best", "latest", "previous"]
     before = everything(run.folder / "checkpoints")
     longer = ("--resume", str(run.folder), "--max-frames", "80", "--stop-reward", "1000")
     for reward in (100, -100):  # the best checkpoint is written first, or only the latest
@@ -193,9 +181,9 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(damage, start):
     run = start("--max-frames", "45")
-    place = run.folder / "checkpoints"
-    previous = (place / "previous.pt").read_bytes()
-    for file in place.iterdir():
+    *_, file = run.checkpoints()
+    previous = file.read_bytes()
+    for file in run.checkpoints():
         file.write_bytes(DAMAGES[damage](file.read_bytes()))
     resumed = ("--resume", str(run.folder), "--max-frames", "60")
     before = everything(run.folder)
@@ -204,13 +192,12 @@ def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(damage, start):
     assert "latest.pt is damaged" in one_line(again.error)
     assert everything(run.folder) == before
 
-    (place / "previous.pt").write_bytes(previous)
+    file.write_bytes(previous)
     again = start(*resumed)
     assert again.code == 0, again.error
     assert "resumed after 39 frames, 20 updates" in again.out
     assert "previous.pt takes its place" in again.out
-    assert again.files() == ["best.pt", "latest.pt", "previous.pt"]
-    updates = [read_checkpoint(place / name)["progress"]["iteration"] for name in again.files()]
+    updates = [read_checkpoint(file)["progress"]["iteration"] for file in again.checkpoints()]
     assert updates == [21, 21, 20]
 
 
@@ -228,19 +215,17 @@ def test_a_run_that_cannot_be_resumed_keeps_its_curves(start):
 
 
 def test_only_the_latest_checkpoints_hold_the_buffer_until_it_is_switched_off(start):
-    def with_buffer(run: Left) -> set[str]:
-        place = run.folder / "checkpoints"
-        return {name for name in run.files() if "buffer" in read_checkpoint(place / name)}
+    def with_buffer(run: Ended) -> set[str]:
+        return {file.stem for file in run.checkpoints() if "buffer" in read_checkpoint(file)}
 
     solve = ("--stop-reward", "0.05", "--max-frames", "60")
     run = start(*solve, "--checkpoint-replay")
-    assert run.files() == ["best.pt", "latest.pt", "previous.pt", "solved.pt"]
-    assert with_buffer(run) == {"latest.pt", "previous.pt"}
-    again = start("--resume", str(run.folder), *solve, "--no-checkpoint-replay")
-    assert again.code == 0, again.error
-    longer = ("--max-frames", "90", "--stop-reward", "100")
-    again = start("--resume", str(run.folder), *longer)
-    assert again.code == 0, again.error
+    assert [file.stem for file in run.checkpoints()] == ["best", "latest", "previous", "solved"]
+    assert with_buffer(run) == {"latest", "previous"}
+    resumed = ("--resume", str(run.folder), "--stop-reward", "100")
+    for more in (("--max-frames", "80", "--no-checkpoint-replay"), ("--max-frames", "99")):
+        again = start(*resumed, *more)
+        assert again.code == 0, again.error
     assert with_buffer(again) == set()
 
 

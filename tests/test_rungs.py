@@ -6,10 +6,10 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import fields
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import (
     BEYOND,
@@ -36,12 +36,12 @@ QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4"
 @pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
 def test_trains_and_leaves_its_record(script, trained):
     result, frames = trained(script), frames_of(script)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.code, result.error) == (0, "")
     first = rf"{script} in b?float\d+ on device cpu.* threads \d+.* torch 2\."
-    assert re.match(first, result.stdout)
-    assert result.stdout.count("training begins at frame") == 1
-    assert re.search(r"episode +1 +reward +-?\d+ +avg_reward", result.stdout)
-    assert result.stdout.splitlines()[-1].startswith("frame limit reached after ")
+    assert re.match(first, result.out)
+    assert result.out.count("training begins at frame") == 1
+    assert re.search(r"episode +1 +reward +-?\d+ +avg_reward", result.out)
+    assert result.out.splitlines()[-1].startswith("frame limit reached after ")
 
     events, name = read_events(result.folder.parent), result.folder.name
     assert re.fullmatch(rf"{script}-pong-seed5-\d{{4}}-\d\d-\d\dT\d\d-\d\d-\d\d", name)
@@ -61,7 +61,7 @@ def test_trains_and_leaves_its_record(script, trained):
     if script in SPEEDRUNS:  # avg_reward was there, but the agent loses
         assert outcome["reached_frames"] < frames
         assert events.Scalars("trial/won")[0].value == 0
-        assert "training goes on" in result.stdout
+        assert "training goes on" in result.out
     settings = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     assert b"learning_rate" in settings
     assert script.encode() in settings
@@ -183,33 +183,19 @@ def start(script: str, folder: Path, *flags: str, after: int = 0) -> subprocess.
     raise AssertionError(process.communicate()[1])
 
 
-def children(process: subprocess.Popen) -> list[int]:
+def children(process: subprocess.Popen) -> list[psutil.Process]:
     """Players of a trainer (and the resource tracker that Python starts beside them)."""
-    return [
-        int(pid)
-        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ]
+    return psutil.Process(process.pid).children()
 
 
-def is_player(pid: int) -> bool:
-    return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+def is_player(child: psutil.Process) -> bool:
+    return "spawn_main" in " ".join(child.cmdline())
 
 
-def wait_until_gone(pids: list[int]) -> list[int]:
+def wait_until_gone(below: list[psutil.Process]) -> list[psutil.Process]:
     """Those that are still there after five seconds."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        pids = [pid for pid in pids if Path(f"/proc/{pid}").exists() and not is_zombie(pid)]
-        if not pids:
-            break
-    return pids
-
-
-def is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    _, alive = psutil.wait_procs(below, timeout=5)
+    return [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_interrupted_runs_leave_complete_records_and_no_process(tmp_path):
