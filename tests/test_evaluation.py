@@ -8,14 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from ale_py import AtariVectorEnv
 from ignite.handlers import TensorboardLogger
 from test_handlers import curve, play
 
 import emulator
 from lib.games.experience import Episode
 from lib.learning.dqn_model import DQN, NormalizedDQN
-from lib.recipe import PONG_ROWS, Recipe
+from lib.recipe import PONG_ROWS
 from lib.running import evaluation, handlers
 from lib.running.checkpoints import SETTINGS, CheckpointError, describe_settings
 from lib.running.evaluation import Trial, load_agent, make_env, make_games, play_games, try_agent
@@ -74,21 +73,6 @@ def test_games_played_at_once_are_those_played_one_after_the_other(
     assert alone[0] != alone[1]
 
 
-def test_the_fast_games_show_what_the_wrappers_show() -> None:
-    fast = AtariVectorEnv("pong", 1, stack_num=1, noop_max=0, maxpool=False, use_fire_reset=False)
-    settings = {"stack": 1, "noop_max": 0, "max_pool": False, "fire_reset": False}
-    single = make_env(Recipe("PongNoFrameskip-v4", **settings))
-    theirs, _ = fast.reset(seed=0)
-    mine, _ = single.reset(seed=0)
-    rng = np.random.default_rng(0)
-    for _ in range(150):
-        assert np.array_equal(mine, theirs[0])
-        action = int(rng.integers(single.action_space.n))
-        theirs, reward, *_ = fast.step(np.array([action]))
-        mine, my_reward, *_ = single.step(action)
-        assert my_reward == reward[0]
-
-
 NATURE = DQN((2, 84, 84), 6, channels=(4, 8, 8), hidden=16)
 
 
@@ -140,23 +124,6 @@ def test_a_trial_ends_with_a_lost_game_or_a_signal(interrupted, run):
     assert (trial.lost, trial.mean) == (0, 0) if interrupted else trial.mean <= -19
 
 
-def test_later_trials_play_other_games(run, monkeypatch):
-    numbers = []
-
-    def make_games(recipe, count, seed):
-        assert recipe.rows == PONG_ROWS
-        numbers.extend(range(seed, seed + count))
-        raise StopIteration
-
-    monkeypatch.setattr(evaluation, "make_games", make_games)
-    for frames in (0, 700_000, 740_000):
-        engine = SimpleNamespace(state=SimpleNamespace(frames=frames))
-        with pytest.raises(StopIteration):
-            try_agent(plays_badly, engine, run)
-    assert len(set(numbers)) == len(numbers) == 9
-    assert min(numbers) > 1_000_100  # the games after training
-
-
 @pytest.mark.parametrize(
     ("won", "mean", "passed"), [(64, 18.0, True), (63, 19.0, False), (64, 17.9, False)]
 )
@@ -168,7 +135,7 @@ def test_training_goes_on_until_a_trial_is_passed(tmp_path, monkeypatch, capsys)
     trials = iter([Trial(64, 5, 1, 12.0, 18.0), Trial(64, 64, 0, 19.5, 18.0)])
     monkeypatch.setattr(handlers, "try_agent", lambda agent, engine, run: next(trials))
     rewards = [10.0] + [20.0] * 100
-    state, _ = play(tmp_path, rewards, make_agent=lambda: plays_badly)
+    state, _ = play(tmp_path, rewards, agent=lambda: plays_badly)
     # The average of 10 and twenties is 17 after 60 games; the second trial comes 25 games later.
     first, second = (step for step, _ in curve(tmp_path, "trial/won"))
     assert second - first == 25 * 10

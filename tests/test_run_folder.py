@@ -89,22 +89,27 @@ def test_a_run_folder_that_cannot_be_made(ends):
     assert "--run-dir" in one_line(run.error)
 
 
-def test_a_loss_that_is_no_number_is_exit_code_1(start):
-    run = start("--max-frames", "200", spoil=lambda net: nn.init.constant_(net.bias, math.nan))
-    assert (run.code, run.error) == (1, "tiny: failed: the loss became nan within 100 updates\n")
+LOST = "CUDA error: an illegal memory access was encountered"
 
 
-@pytest.mark.parametrize("place", ["forward", "state_dict"])
-def test_what_the_gpu_ran_into_is_one_line(place, start):
-    """In an update, or while it is saved."""
-    told = "CUDA error: an illegal memory access was encountered"
+def lose_it(*_: object) -> NoReturn:
+    raise torch.AcceleratorError(f"{LOST}\nKernel errors might")
 
-    def fail(*_: object) -> NoReturn:
-        raise torch.AcceleratorError(f"{told}\nKernel errors might")
 
-    run = start("--max-frames", "45", spoil=lambda net: setattr(net, place, fail))
-    assert run.code == 1
-    assert run.error == f"tiny: failed: {told}\n"
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (
+            lambda net: nn.init.constant_(net.bias, math.nan),
+            "the loss became nan within 100 updates",
+        ),
+        (lambda net: setattr(net, "forward", lose_it), LOST),
+        (lambda net: setattr(net, "state_dict", lose_it), LOST),  # while it is saved
+    ],
+)
+def test_a_failure_is_one_line_and_exit_code_1(spoil, told, start):
+    run = start("--max-frames", "200", spoil=spoil)
+    assert (run.code, run.error) == (1, f"tiny: failed: {told}\n")
 
 
 @contextmanager
@@ -214,6 +219,33 @@ def test_a_run_that_cannot_be_resumed_keeps_its_curves(start):
     assert points == [("outcome/frames", 0, 300.0)]
 
 
+def test_what_cannot_be_resumed_is_refused(start, ends):
+    run = start("--max-frames", "45")
+    place = run.folder / "checkpoints"
+    kept = read_checkpoint(place / "latest.pt")
+
+    def refused(*flags: object, script: str = "tiny.py", folder: Path = run.folder) -> str:
+        before = everything(run.folder)
+        main = lambda: launch(None, ReplayOptions, "")  # noqa: E731
+        again = ends(main, script, "--resume", folder, *flags)
+        assert (again.code, again.out) == (2, "")
+        assert everything(run.folder) == before
+        return one_line(again.error)
+
+    assert "is a run of tiny.py" in refused(script="other.py")
+    assert "--learning-rate" in refused("--learning-rate", "1e-3")
+    assert "no checkpoint in a folder" in refused(folder=run.folder.parent)
+    kept["settings"]["hyperparameters"]["dropout"] = 0.5
+    for foreign, told in (
+        (kept, "no setting dropout: an earlier version"),
+        ({"model": torch.zeros(2)}, "latest.pt is not a checkpoint of this project"),
+        ({"settings": Path("/")}, "latest.pt is damaged, or not a checkpoint"),  # it has code
+    ):
+        write_checkpoint(place / "latest.pt", foreign)
+        (place / "previous.pt").unlink()
+        assert told in refused()
+
+
 def test_only_the_latest_checkpoints_hold_the_buffer_until_it_is_switched_off(start):
     def with_buffer(run: Ended) -> set[str]:
         return {file.stem for file in run.checkpoints() if "buffer" in read_checkpoint(file)}
@@ -276,17 +308,13 @@ def test_a_run_that_is_alive_cannot_be_resumed(start):
         (SharedCoresOptions, ["--threads", "3"], 3),
     ],
 )
-def test_a_run_takes_its_seed_and_tells_its_threads(options, flags, threads, tmp_path, ends):
+def test_a_run_tells_its_threads(options, flags, threads, tmp_path, ends):
     def train(settings: object, run: Run) -> NoReturn:
-        raise Failure(f"{torch.get_num_threads()} threads drew {torch.rand(()).item()}")
+        raise Failure(f"{torch.get_num_threads()} threads")
 
-    before, errors = torch.get_num_threads(), []
-    for seed in (1, 1, 2):
-        torch.set_num_threads(4)
-        command = ("rung.py", "--run-dir", tmp_path, "--seed", seed, *flags)
-        run = ends(lambda: launch(train, options, ""), *command)
-        assert f"{threads} threads drew" in run.error
-        assert f", threads {threads}, " in run.out
-        errors.append(run.error)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    run = ends(lambda: launch(train, options, ""), "rung.py", "--run-dir", tmp_path, *flags)
     torch.set_num_threads(before)
-    assert errors[0] == errors[1] != errors[2]
+    assert run.error == f"rung: failed: {threads} threads\n"
+    assert f", threads {threads}, " in run.out

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from conftest import (
     BEYOND,
     PARALLEL,
@@ -25,7 +26,12 @@ from conftest import (
     short_run,
 )
 
-from lib.running.checkpoints import read_latest
+from lib.running.checkpoints import (
+    find_checkpoint,
+    read_checkpoint,
+    read_latest,
+    write_checkpoint,
+)
 from lib.running.flags import parse
 from lib.running.hparams import NUMBERS, TEXTS
 from lib.running.options import CommonOptions, ReplayOptions
@@ -47,19 +53,15 @@ def test_trains_and_leaves_its_record(script, trained):
     assert re.fullmatch(rf"{script}-pong-seed5-\d{{4}}-\d\d-\d\dT\d\d-\d\d-\d\d", name)
     tags = set(events.Tags()["scalars"])
     assert {f"episodes/{name}" for name in ("reward", "avg_reward", "steps")} <= tags
-    outcome = {
-        tag.removeprefix("outcome/"): events.Scalars(tag)[0].value
-        for tag in tags
-        if tag.startswith("outcome/")
-    }
-    assert frames <= outcome["frames"] < frames + 12
-    assert outcome["updates"] > (10 if script in PARALLEL else 150)
-    if outcome["updates"] >= 100:
+    outcome = {tag: events.Scalars(tag)[0].value for tag in tags if tag.startswith("outcome/")}
+    assert frames <= outcome["outcome/frames"] < frames + 12
+    assert outcome["outcome/updates"] > (10 if script in PARALLEL else 150)
+    if script not in PARALLEL:
         names = ("loss", "avg_loss", "epsilon", "fps", "avg_fps", "frames", "time_passed")
         assert {f"train/{name}" for name in names} <= tags
-    assert outcome["solved"] == 0.0
+    assert outcome["outcome/solved"] == 0.0
     if script in SPEEDRUNS:  # avg_reward was there, but the agent loses
-        assert outcome["reached_frames"] < frames
+        assert outcome["outcome/reached_frames"] < frames
         assert events.Scalars("trial/won")[0].value == 0
         assert "training goes on" in result.out
     settings = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
@@ -106,6 +108,61 @@ def test_slow_gradients_change_no_number(trained):
     slow, usual = (curves(trained(script).folder.parent) for script in SERIAL[:2])
     assert slow == usual  # bit for bit; avg_loss is made of every loss
     assert len({value for tag, _, value in usual if tag == "train/avg_loss"}) == 2
+
+
+@pytest.mark.parametrize("script", ["06_compiled_update", "07_speedrun"])
+def test_other_rungs_resume_without_a_seam(script, trained_copy, program):
+    """No point of a curve may be there twice, or before an earlier one."""
+    run = trained_copy(script)
+    before = read_checkpoint(find_checkpoint(run, "latest"))
+    frames = frames_of(script) + 100
+    result = program(script, "--resume", run, "--max-frames", frames)
+    assert result.code == 0, result.error
+    assert list(run.parent.iterdir()) == [run]
+    after = read_checkpoint(find_checkpoint(run, "latest"))
+    assert after["progress"]["frames"] >= frames
+    assert after["progress"]["iteration"] > before["progress"]["iteration"]
+    assert after["speed"]["seconds"] > before["speed"]["seconds"]
+    kept, resumed = (state["settings"]["hyperparameters"] for state in (before, after))
+    changed = {name for name in kept if kept[name] != resumed[name]}
+    assert changed == {"max_frames", "resume", "run_dir"}  # where it was copied to
+    events = read_events(run.parent)
+    for tag in events.Tags()["scalars"]:
+        points = events.Scalars(tag)
+        steps = [point.step for point in points]
+        assert steps == sorted(set(steps)), tag
+        if tag.endswith("time_passed"):
+            assert [point.value for point in points] == sorted(point.value for point in points)
+    assert len(events.Scalars("outcome/frames")) == 1
+
+
+def test_the_average_of_a_speedrun_is_resumed(trained_copy, program):
+    run = trained_copy("07_speedrun")
+    file = find_checkpoint(run, "latest")
+    # Without a rollout to learn from it makes no update in so few frames.
+    kept = {name: part for name, part in read_checkpoint(file).items() if name != "buffer"}
+    write_checkpoint(file, kept)
+    frames = frames_of("07_speedrun") + 10
+    result = program("07_speedrun", "--resume", run, "--max-frames", frames)
+    assert result.code == 0, result.error
+    resumed = read_checkpoint(file)["net"]["average"]
+    assert resumed.keys() == kept["net"]["weights"].keys()
+    for name, average in kept["net"]["average"].items():
+        assert torch.equal(resumed[name], average)
+
+
+def test_what_another_machine_chose_is_kept_and_threads_may_change(trained_copy, monkeypatch):
+    run = trained_copy("07_speedrun")
+    file = find_checkpoint(run, "latest")
+    kept = read_checkpoint(file)
+    settings = kept["settings"]["hyperparameters"]
+    settings["precision"] = {"float32": "bfloat16", "bfloat16": "float32"}[settings["precision"]]
+    write_checkpoint(file, kept)
+    monkeypatch.setattr(sys, "argv", ["07_speedrun.py"])
+    for threads in (0, 2):
+        resumed = ["--resume", str(run), "--threads", str(threads)]
+        options = parse(options_of("07_speedrun"), "", resumed)
+        assert (options.precision, options.threads) == (settings["precision"], threads)
 
 
 def options_of(script: str) -> type:
