@@ -194,5 +194,5 @@ def learn_from(
             while due >= 1:
                 due -= 1
                 yield buffer.sample(options.batch_size)
-        if engine.should_terminate:  # also if nothing arrives
+        if run.signal is not None:  # also if nothing arrives
             return

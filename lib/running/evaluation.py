@@ -200,7 +200,7 @@ def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
     rewards: list[float] = []
     for ended in play_games(games, agent, EPSILON, run.device, seed):
         rewards += [game.reward for _, game in ended]
-        if engine.should_terminate or min(rewards, default=0) < 0:
+        if run.signal is not None or min(rewards, default=0) < 0:
             break
     return Trial(
         games=options.trial_games,

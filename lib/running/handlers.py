@@ -224,12 +224,19 @@ def stop_at(engine: Engine, max_frames: int) -> None:
 
 
 def stop_on_signals(engine: Engine, run: Run) -> None:
-    """On Ctrl-C or SIGTERM finish the iteration and stop; a second Ctrl-C stops at once."""
+    """On Ctrl-C or SIGTERM finish the iteration and stop; a second Ctrl-C stops at once.
+
+    ignite would also stop between a batch and its update, which would be counted and never made.
+    """
 
     def stop(number: int, _: object) -> None:
         run.signal = number
-        engine.terminate()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    @engine.on(PlayEvents.FRAMES_PLAYED | Events.ITERATION_COMPLETED)
+    def end() -> None:
+        if run.signal is not None:
+            engine.terminate()
 
     @engine.on(Events.STARTED)
     def listen() -> None:
