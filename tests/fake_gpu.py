@@ -12,11 +12,9 @@ learns on it is what it would learn anywhere. What a GPU does not forgive is fou
 """
 
 import contextlib
-import os
 import sys
 import threading
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -33,13 +31,9 @@ from lib import gpu_checks, transfer
 
 NAME = "fakegpu"
 ROOT = Path(__file__).parent.parent
+OURS = (f"{ROOT}/0", f"{ROOT}/lib/")  # the rungs, and lib
 aten = torch.ops.aten
-WAITING = {
-    aten._local_scalar_dense.default,
-    aten.is_nonzero.default,
-    aten.nonzero.default,
-    aten.masked_select.default,
-}
+WAITING = {aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default}
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
 
 
@@ -74,28 +68,17 @@ class GpuTensor(torch.Tensor):
         return self.held.__reduce_ex__(protocol)
 
 
-def _no_sharing(tensor: GpuTensor) -> None:
+def no_sharing(tensor: GpuTensor) -> None:
     raise RuntimeError("CUDA error: this GPU shares no memory with another process")
 
 
-ForkingPickler.register(GpuTensor, _no_sharing)
+ForkingPickler.register(GpuTensor, no_sharing)
 
 
 def _on_cpu(x: Any) -> Any:
     if isinstance(x, torch.device):
         return torch.device("cpu")
     return x.held if isinstance(x, GpuTensor) else x
-
-
-@cache
-def _is_ours(file: str) -> bool:
-    """Whether it is a rung, the tests' own among them, or a part of lib."""
-    path = Path(file)
-    return path.parent == ROOT or path.is_relative_to(ROOT / "lib") or path.stem == "small_rung"
-
-
-def _plainly(func: Any, *args: Any, **kwargs: Any) -> Any:
-    return func(*args, **kwargs)
 
 
 class FakeGpu(BackendModule):
@@ -107,11 +90,12 @@ class FakeGpu(BackendModule):
 
     def restart(self) -> None:
         """Forget what was seen."""
-        self.waits: list[str] = []  # of the main thread, as "file function"
+        self.waits: set[str] = set()  # of the main thread, as "file function"
         self.pinned: dict[int, torch.UntypedStorage] = {}
         self.sources: list[tuple[torch.Tensor, torch.Tensor]] = []  # of copies under way
         self.arriving: list[tuple[torch.Tensor, torch.Tensor]] = []  # targets on the CPU
         self.graph: FakeGraph | None = None  # that is being captured
+        self.stream = FakeStream()
 
     # What torch asks of a backend.
     def manual_seed_all(self, seed: int) -> None:
@@ -128,8 +112,6 @@ class FakeGpu(BackendModule):
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation, which may be one of the CPU alone."""
-        if func is aten.is_pinned.default:
-            return args[0].untyped_storage().data_ptr() in self.pinned
         flat, spec = pytree.tree_flatten((args, kwargs))
         here = {id(x.held): x for x in flat if isinstance(x, GpuTensor)}
         device = kwargs.get("device")
@@ -139,10 +121,8 @@ class FakeGpu(BackendModule):
         elif here and func is not aten._to_copy.default:
             self._check(func, args, [x for x in flat if type(x) in (torch.Tensor, nn.Parameter)])
         cpu_args, cpu_kwargs = pytree.tree_unflatten([_on_cpu(x) for x in flat], spec)
-        pin = cpu_kwargs.pop("pin_memory", False) or func is aten._pin_memory.default
-        if func is aten._pin_memory.default:
-            func, cpu_args, cpu_kwargs = aten.clone.default, cpu_args[:1], {}
-        result = (self.run if on_gpu else _plainly)(func, *cpu_args, **cpu_kwargs)
+        pin = cpu_kwargs.pop("pin_memory", False)
+        result = (self.run(func) if on_gpu else func)(*cpu_args, **cpu_kwargs)
         if pin:
             storage = result.untyped_storage()
             self.pinned[storage.data_ptr()] = storage  # kept, so the address stays its own
@@ -154,22 +134,23 @@ class FakeGpu(BackendModule):
             return result
         if self.graph is not None:
             self.graph.operations.append((func, cpu_args, cpu_kwargs, result))
-        return pytree.tree_map_only(torch.Tensor, lambda held: self._there(held, here), result)
 
-    def _there(self, held: torch.Tensor, known: dict[int, GpuTensor]) -> GpuTensor:
-        return known[id(held)] if id(held) in known else GpuTensor(held)
+        def there(held: torch.Tensor) -> GpuTensor:
+            return here[id(held)] if id(held) in here else GpuTensor(held)
 
-    def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compute, with the GPU's random numbers."""
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **kwargs)
-        cpus = torch.get_rng_state()
-        torch.set_rng_state(self.random.get_state())
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self.random.set_state(torch.get_rng_state())
-            torch.set_rng_state(cpus)
+        return pytree.tree_map_only(torch.Tensor, there, result)
+
+    def run(self, func: Any) -> Callable[..., Any]:
+        """The operation, with the GPU's random numbers."""
+
+        def with_its_numbers(*args: Any, **kwargs: Any) -> Any:
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(self.random.get_state())
+                result = func(*args, **kwargs)
+                self.random.set_state(torch.get_rng_state())
+            return result
+
+        return with_its_numbers if torch.Tag.nondeterministic_seeded in func.tags else func
 
     def _check(self, func: Any, args: Any, there: list[torch.Tensor]) -> None:
         """Whether a GPU would compute this, and whether without the CPU's waiting."""
@@ -204,11 +185,10 @@ class FakeGpu(BackendModule):
             raise RuntimeError(f"{func}: the CPU cannot wait within a capture")
         self.synchronize()
         frame = sys._getframe()
-        while frame and not _is_ours(frame.f_code.co_filename):
+        while frame and not frame.f_code.co_filename.startswith(OURS):
             frame = frame.f_back
         if frame and threading.current_thread() is threading.main_thread():
-            place = f"{os.path.basename(frame.f_code.co_filename)} {frame.f_code.co_qualname}"
-            self.waits.append(place)
+            self.waits.add(f"{Path(frame.f_code.co_filename).name} {frame.f_code.co_qualname}")
 
     def synchronize(self) -> None:
         """Everything that was asked for is done."""
@@ -228,16 +208,11 @@ class FakeGraph:
     def replay(self) -> None:
         """Compute everything again."""
         for func, args, kwargs, result in self.operations:
-            if func.is_view:
-                continue
-            pairs = zip(
-                pytree.tree_leaves(result),
-                pytree.tree_leaves(gpu.run(func, *args, **kwargs)),
-                strict=True,
-            )
-            for place, new in pairs:
-                if isinstance(place, torch.Tensor) and place is not new:
-                    place.copy_(new)
+            if not func.is_view:
+                results = (result, gpu.run(func)(*args, **kwargs))
+                for place, new in zip(*map(pytree.tree_leaves, results), strict=True):
+                    if isinstance(place, torch.Tensor) and place is not new:
+                        place.copy_(new)
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
@@ -250,20 +225,16 @@ class FakeGraph:
 
 
 class FakeStream:
-    """The only one."""
+    """A stream, or an event: everything happens at once, but for copies that nobody waits for."""
 
     def wait_stream(self, stream: "FakeStream") -> None:
         """Nothing to wait for."""
-
-
-class FakeEvent:
-    """Who waits for it waits for everything; it is for whoever calls this to do so late."""
 
     def record(self) -> None:
         """Nothing."""
 
     def synchronize(self) -> None:
-        """Wait until it has happened."""
+        """Wait for everything."""
         gpu.synchronize()
 
 
@@ -287,9 +258,9 @@ def in_place_of_cuda() -> Iterator[FakeGpu]:
         patch.setattr(transfer, "ASYNCHRONOUS", (NAME,))
         patch.setattr(torch, "compile", lambda function, **_: function)
         patch.setattr(torch.cuda, "Stream", FakeStream)
-        patch.setattr(torch.cuda, "Event", FakeEvent)
-        patch.setattr(torch.cuda, "current_stream", FakeStream)
-        patch.setattr(torch.cuda, "set_stream", lambda stream: None)
+        patch.setattr(torch.cuda, "Event", FakeStream)
+        patch.setattr(torch.cuda, "current_stream", lambda: gpu.stream)
+        patch.setattr(torch.cuda, "set_stream", lambda stream: setattr(gpu, "stream", stream))
         patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
         patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
         patch.setattr(torch.cuda, "graph", FakeGraph.capture)

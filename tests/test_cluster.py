@@ -20,9 +20,8 @@ from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 from test_learning import Catch
 from test_n_step import SIZE, STACK, play
+from test_rungs import QUICK, start
 
-from lib.games.experience import Episode
-from lib.games.vector_env import VectorStep
 from lib.learning.agents import LinearSchedule
 from lib.players.cluster import Players, learn_from
 from lib.players.message_buffer import MessageReplayBuffer
@@ -39,7 +38,6 @@ needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed: pip install -r requirements-cluster.txt"
 )
 SCRIPT = "09_many_machines"
-QUICK = ("--replay-initial", "300", "--replay-size", "2000", "--batch-size", "4", "--envs", "2")
 
 
 def read_until(process: subprocess.Popen, text: str) -> str:
@@ -51,15 +49,7 @@ def read_until(process: subprocess.Popen, text: str) -> str:
 
 @needs_ray
 def test_nobody_gets_in_a_dead_player_is_replaced_and_ctrl_c_leaves_a_run_to_resume(tmp_path):
-    command = [sys.executable, str(ROOT / f"{SCRIPT}.py"), "--run-dir", str(tmp_path)]
-    process = subprocess.Popen(
-        [*command, *QUICK, "--players", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    read_until(process, "training begins")
+    process = start(SCRIPT, tmp_path, *QUICK, "--envs", "2", "--players", "2")
     all_of_them = [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]
     connections = [c for one in all_of_them for c in one.net_connections()]
     addresses = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
@@ -120,19 +110,9 @@ class Counting:
         return Transitions(self.number, os.getpid(), np.zeros((1, 2, 2), np.uint8), *[one] * 4, [])
 
 
-class Failing:
-    def __init__(self, number: int) -> None:
-        pass
-
+class Failing(Counting):
     def play(self, weights: Weights) -> Transitions:
         raise RuntimeError("the emulator is on fire")
-
-
-class Broken:
-    def __init__(self, number: int) -> None:
-        raise ValueError("there is no emulator")
-
-    play = Failing.play
 
 
 @needs_ray
@@ -157,15 +137,9 @@ def test_a_lost_machine_takes_no_message_of_the_others(cluster, capsys):
 
 
 @needs_ray
-@pytest.mark.parametrize(
-    ("player", "why"),
-    [
-        (Failing, "player 0 failed: RuntimeError: the emulator is on fire"),
-        (Broken, "player 0 failed: ValueError: there is no emulator"),
-    ],
-)
-def test_the_players_own_error_ends_the_run_in_one_line(player, why, cluster):
-    with joined(player, 1, cluster) as players, pytest.raises(Failure, match=f"^{why}$"):
+def test_the_players_own_error_ends_the_run_in_one_line(cluster):
+    why = "^player 0 failed: RuntimeError: the emulator is on fire$"
+    with joined(Failing, 1, cluster) as players, pytest.raises(Failure, match=why):
         list(players)
 
 
@@ -176,48 +150,18 @@ def test_a_cluster_that_is_not_there_is_said_at_once_in_one_line():
         pass
 
 
-class CatchEnvs:
-    """Several games of Catch, as ``StackedVectorEnv`` would play them."""
-
-    n_actions = 3
-
-    def __init__(self, count: int, stack: int, seed: int) -> None:
-        self.envs = [Catch() for _ in range(count)]
-        frames = [env.reset(seed=seed + i)[0] for i, env in enumerate(self.envs)]
-        self.states = np.stack(frames).repeat(stack, axis=1)
-
-    def send(self, actions: np.ndarray) -> None:
-        self.actions = actions
-
-    def recv(self) -> VectorStep:
-        steps = [env.step(a) for env, a in zip(self.envs, self.actions, strict=True)]
-        frames, rewards, ended, _, _ = map(np.array, zip(*steps, strict=True))
-        self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
-        episodes: list[Episode | None] = [None] * len(steps)
-        for i in np.flatnonzero(ended):
-            self.states[i] = self.envs[i].reset()[0]
-            episodes[i] = Episode(float(rewards[i]), 8)
-        return VectorStep(rewards.astype(np.float32), ended, ended, frames, episodes)
-
-
 @needs_ray
 def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
     import ray
 
     rung = runpy.run_path(str(ROOT / f"{SCRIPT}.py"), run_name="many_machines")
-    for module in (Catch.__module__, __name__):
-        ray.cloudpickle.register_pickle_by_value(sys.modules[module])
+    ray.cloudpickle.register_pickle_by_value(sys.modules[Catch.__module__])
 
     class Options(rung["Options"]):
         def make_envs(self, count: int, seed: int) -> Any:
-            return CatchEnvs(count, self.stack, seed)
+            return Catch(count, self.stack, seed)
 
-    evaluated: list[torch.Tensor] = []
-
-    def evaluate(q_function: Any, _: Run) -> None:  # the rung's plays Pong
-        evaluated.append(q_function(torch.from_numpy(CatchEnvs(1, 2, 0).states)))
-
-    rung["train"].__globals__["evaluate"] = evaluate
+    rung["train"].__globals__["evaluate"] = lambda *_: None  # the rung's plays Pong
     settings = {"address": cluster.address, "players": 2, "envs": 4, "message_steps": 10}
     settings |= {"epsilon_frames": 3_000, "replay_size": 5_000, "replay_initial": 500}
     settings |= {"batch_size": 64, "frames_per_update": 4, "sync_updates": 20, "target_sync": 50}
@@ -228,8 +172,6 @@ def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
     state = rung["train"](options, Run(options, torch.device("cpu"), tmp_path, logger, SCRIPT))
     assert state.solved, f"avg_reward {state.avg_reward} after {state.frames} frames"
     assert 0 <= state.weights_age < 200
-    (values,) = evaluated
-    assert not values.requires_grad  # nobody needs gradients there
 
 
 def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(tmp_path):
@@ -246,9 +188,8 @@ def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
     with TensorboardLogger(log_dir=str(tmp_path)) as logger:
         run = Run(options, torch.device("cpu"), tmp_path, logger, SCRIPT)
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {})
-        engine.add_event_handler(
-            PlayEvents.EPISODE_COMPLETED, lambda: rewards.add(engine.state.episode.reward)
-        )
+        completed = PlayEvents.EPISODE_COMPLETED
+        engine.add_event_handler(completed, lambda: rewards.add(engine.state.episode.reward))
         # Messages are dropped whole, so this one holds less than it was asked to wait for.
         buffer = MessageReplayBuffer(70, (STACK, *SIZE))
         bunches = [messages[:1], [], messages[1:]]
@@ -260,22 +201,19 @@ def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
     assert rewards == {1.0}  # of the game that explores as little as those of other rungs
 
 
-def test_every_player_has_games_that_explore_much_and_little():
+def test_games_explore_as_in_ape_x():
     epsilons = ape_x_epsilons(2, 4, 0.02)
-    expected = [0.4 ** (1 + 7 * i / 7) for i in range(8)]  # Ape-X's, of eight
+    expected = [0.4 ** (1 + 7 * i / 7) for i in range(8)]
     assert sorted(epsilons.flatten(), reverse=True) == pytest.approx(expected)
-    assert (epsilons.max(axis=1) > 0.1).all()
-    assert (epsilons.min(axis=1) < 0.002).all()
-    assert ape_x_epsilons(1, 1, 0.02).item() == 0.02
+    assert (epsilons.max(axis=1) > 0.1).all()  # of each player
 
 
-def test_without_ray_it_says_what_to_install_before_it_makes_a_folder(tmp_path):
-    run = "runpy.run_path(sys.argv[0], run_name='__main__')"
+def test_without_ray_it_says_what_to_install(tmp_path):
     arguments = [str(ROOT / f"{SCRIPT}.py"), "--run-dir", str(tmp_path / "runs")]
-    program = f"import runpy, sys; sys.modules['ray'] = None; sys.argv[:] = {arguments}; {run}"
-    command = [sys.executable, "-c", program]
+    program = f"import runpy, sys; sys.modules['ray'] = None; sys.argv[:] = {arguments}; "
+    command = [sys.executable, "-c", program + "runpy.run_path(sys.argv[0], run_name='__main__')"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    wanted = "Ray is not installed: pip install -r requirements-cluster.txt"
     assert result.returncode == 2
-    assert result.stderr == f"{SCRIPT}.py: error: {wanted} (--help lists the flags)\n"
+    assert "pip install -r requirements-cluster.txt" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
