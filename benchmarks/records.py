@@ -84,26 +84,28 @@ def grouped(records: Iterable[Record], common: Callable[[Record], Hashable]) -> 
 def read_record(folder: Path) -> Record | None:
     """The run with its events in this folder; None if they do not say what was run.
 
-    A file that ends in the middle of an event is read up to that event.
+    A file that ends in the middle of an event is read up to that event. The first settings count:
+    today's runs replace theirs, in a file that is read first; earlier runs wrote them before their
+    curves.
     """
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    told = _hparams(events)
+    told = _settings(events)
     if "script" not in told:
         return None
     script, seed = str(told.pop("script")), int(told.pop("seed", 0))
     machine = {name: told.pop(name, "") for name in (*HARDWARE, *LIBRARIES)}
     settings = {name: value for name, value in told.items() if name not in UNIMPORTANT}
-    scalars = {
-        tag: [(point.step, point.value) for point in events.Scalars(tag)]
-        for tag in events.Tags()["scalars"]
-    }
-    last = {tag: points[-1][1] for tag, points in scalars.items()}
+    points = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    scalars = {tag: [(point.step, point.value) for point in points[tag]] for tag in points}
+    last = {tag: values[-1][1] for tag, values in scalars.items()}
     updates = last.get("outcome/updates", 1.0)  # none: the figure is that of filling the buffer
     fps = last.get("outcome/fps") if updates else None
     frames = last.get("outcome/frames") or _latest(last, "frames")
     minutes = (last.get("outcome/seconds") or _latest(last, "time_passed")) / 60
     reached = last.get("outcome/reached_frames"), last.get("outcome/reached_minutes")
     solved = bool(last.get("outcome/solved", 0.0))
+    # The settings may have been written again when the run was resumed.
+    times = [events.FirstEventTimestamp(), *(curve[0].wall_time for curve in points.values())]
     return Record(
         folder=folder,
         script=script,
@@ -120,7 +122,7 @@ def read_record(folder: Path) -> Record | None:
         solved=solved,
         finished="outcome/frames" in last
         and (solved or 0 < float(settings.get("max_frames", 0)) <= frames),
-        started=events.FirstEventTimestamp(),
+        started=min(times),
         commit=_commit(folder),
     )
 
@@ -132,7 +134,7 @@ def _commit(folder: Path) -> str:
     return ""
 
 
-def _hparams(events: EventAccumulator) -> dict[str, Setting]:
+def _settings(events: EventAccumulator) -> dict[str, Setting]:
     try:
         content = events.PluginTagToContent(PLUGIN_NAME)[SESSION_START_INFO_TAG]
     except KeyError:  # no event of the plugin at all, or not this one
