@@ -20,8 +20,8 @@ from torch import nn
 from tqdm import tqdm
 
 from benchmarks.arguments import add_counts, add_out
+from benchmarks.measuring import chosen_device, seconds_per_call
 from benchmarks.report import here, output_folder, spread, write_table
-from benchmarks.timing import chosen_device, seconds_per_call
 from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
