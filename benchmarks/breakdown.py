@@ -32,7 +32,7 @@ from benchmarks.charts import new_figure, save
 from benchmarks.ladder import choose
 from benchmarks.measuring import chosen_device, last_line_of
 from benchmarks.profiled import LAPS, MEASURED, PARTS, PLAYER, TRAINER, WARM_UP
-from benchmarks.report import HARDWARE, here, join_machine, output_folder, write_table
+from benchmarks.report import HARDWARE, here, join_machine, made, write_table
 from lib.running.machine import describe_machine
 
 REST = "rest (ignite, Python)"
@@ -77,17 +77,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     add_counts(parser, counts)
     add_out(parser, "runs/breakdown")
-    parser.set_defaults(rung_flags=[])  # those after --
 
 
 def run(args: argparse.Namespace) -> int:
     """Take the rungs apart, write the table, the time line and the traces."""
     machine = describe_machine(chosen_device("--cuda" in args.rung_flags))
-    out = output_folder(args.out).resolve()
+    out = made(args.out).resolve()
     workers: list[Worker] = []
     for script in choose(args.rungs):
         print(script.stem, flush=True)
-        workers += take_apart(script, args, output_folder(out / script.stem))
+        workers += take_apart(script, args, made(out / script.stem))
     rows = []
     for one in workers:
         spent: dict[str, float] = defaultdict(float)

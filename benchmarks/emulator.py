@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.arguments import add_counts, add_out, positive
 from benchmarks.measuring import chosen_device, seconds_per_call
-from benchmarks.report import here, output_folder, spread, write_table
+from benchmarks.report import here, made, spread, write_table
 from lib.running.machine import describe_machine
 
 EMULATOR, ON_GPU = "this emulator", "this emulator on the GPU"
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the table."""
-    machine, out = describe_machine(chosen_device(args.cuda)), output_folder(args.out)
+    machine, out = describe_machine(chosen_device(args.cuda)), made(args.out)
     everybody = [EMULATOR, ALE, *[ENVPOOL] * (find_spec("envpool") is not None)]
     ways = [(ON_GPU, 1)] if args.cuda else [(who, n) for who in everybody for n in THREADS]
     sizes = args.games or (GAMES_ON_GPU if args.cuda else GAMES)

@@ -52,11 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = f"run until Pong is solved, or for {SOLVE_FRAMES} frames (or -- --max-frames N)"
     length.add_argument("--solve", action="store_true", help=text)
     text = "as 0 1 2 or 0-9; settings are chosen with those below 100 (default: 0-2)"
-    default = [range(3)]
-    parser.add_argument("--seeds", type=seeds, nargs="+", default=default, metavar="SEED", help=text)
+    how = {"nargs": "+", "default": [range(3)], "metavar": "SEED"}
+    parser.add_argument("--seeds", type=seeds, **how, help=text)
     folder, text = Path("runs/ladder"), "where the runs are (default: %(default)s)"
     parser.add_argument("--run-dir", type=Path, default=folder, metavar="FOLDER", help=text)
-    parser.set_defaults(rung_flags=[])  # those after --
 
 
 def seeds(text: str) -> range:

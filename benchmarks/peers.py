@@ -1,9 +1,9 @@
 """Compare with ptan and Stable-Baselines3 at the same work.
 
 One environment with an update of 32 per frame; three environments with an update of 96 for
-their three frames; an update of 32 for four frames, as CleanRL has it; and a player in a process of
-its own with updates of 128, for which Stable-Baselines3 has no loop. Everybody plays in turn, round by round, so
-that a machine that drifts favours nobody. The peers live in an environment of their own, see
+their three frames; an update of 32 for four frames; and a player in a process of its own with
+updates of 128, for which Stable-Baselines3 has no loop. Everybody plays in turn, round by round,
+so that a machine that drifts favours nobody. The peers live in an environment of their own, see
 requirements-peers.txt.
 
     python -m benchmarks peers
@@ -21,7 +21,7 @@ from tqdm import tqdm
 from benchmarks import Failed, UserError
 from benchmarks.arguments import add_counts, add_out
 from benchmarks.measuring import chosen_device, last_line_of
-from benchmarks.report import here, output_folder, spread, write_table
+from benchmarks.report import here, made, spread, write_table
 from lib.running.machine import describe_machine
 
 ONE, THREE = "1 environment, update of 32", "3 environments, update of 96"
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Run everybody, write the table."""
     if not args.python.exists():
         raise UserError(f"there is no {args.python}: requirements-peers.txt says how to make it")
-    machine, out = describe_machine(chosen_device(args.cuda)), output_folder(args.out)
+    machine, out = describe_machine(chosen_device(args.cuda)), made(args.out)
     fps: dict[str, list[float]] = {program: [] for _, _, program in CONTENDERS}
     for number in tqdm(range(args.rounds), unit="round", disable=None):
         first = number % len(CONTENDERS)  # somebody else begins every time

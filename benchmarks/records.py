@@ -1,6 +1,6 @@
 """Runs as read from their TensorBoard events, finished or not."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,14 +71,6 @@ def read_records(folder: Path) -> list[Record]:
     """All runs below a folder, in the order of their names; other files are ignored."""
     folders = sorted({file.parent for file in folder.rglob("events.out.tfevents.*")})
     return [record for run in folders if (record := read_record(run)) is not None]
-
-
-def grouped(records: Iterable[Record], common: Callable[[Record], Hashable]) -> list[list[Record]]:
-    """The records that have something in common, by their first ones."""
-    groups: dict[Hashable, list[Record]] = {}
-    for record in records:
-        groups.setdefault(common(record), []).append(record)
-    return list(groups.values())
 
 
 def read_record(folder: Path) -> Record | None:

@@ -14,7 +14,7 @@ over frames and over minutes), fps.png. docs/benchmarks.md explains the columns.
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from statistics import mean, median, pstdev
 
@@ -23,12 +23,12 @@ import numpy as np
 from benchmarks import UserError
 from benchmarks.arguments import positive
 from benchmarks.ladder import SOLVE_FRAMES
-from benchmarks.records import Record, Setting, grouped, read_records
+from benchmarks.records import Record, Setting, read_records
 from benchmarks.report import (
     HARDWARE,
     in_rows,
     join_machine,
-    output_folder,
+    made,
     spread,
     write_csv,
     write_table,
@@ -68,7 +68,10 @@ def run(args: argparse.Namespace) -> int:
 
     records, left_out = drop_repeated(read_all(args.runs))
     ladder = sorted(records, key=lambda record: (record.script, record.seed))
-    groups = grouped(ladder, lambda record: record.setting)
+    settings: dict[Hashable, list[Record]] = {}
+    for record in ladder:
+        settings.setdefault(record.setting, []).append(record)
+    groups = list(settings.values())
     edges = range(0, max(record.frames for record in records), args.every) if args.every else ()
     rows: list[dict[str, str]] = []
     names: dict[str, list[Record]] = {}
@@ -84,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     notes += [BOUND_NOTE] * any("> " in cell for cells in table for cell in cells)
     notes += [BOOK_NOTE] * any(name.startswith("book") for name in header)
     notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
-    out = output_folder(args.out or (args.runs[0] if len(args.runs) == 1 else Path("runs/table")))
+    out = made(args.out or (args.runs[0] if len(args.runs) == 1 else Path("runs/table")))
     print(write_table(out / "table", "Runs", header, table, notes))
     lines = [numbers(record, records) for record in records]
     write_csv(out / "runs.csv", [[*lines[0]], *(line.values() for line in lines)])

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from benchmarks.arguments import add_counts, add_out
 from benchmarks.measuring import chosen_device, seconds_per_call
-from benchmarks.report import here, output_folder, spread, write_table
+from benchmarks.report import here, made, spread, write_table
 from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure the techniques, write the table."""
-    device, out = chosen_device(args.cuda), output_folder(args.out)
+    device, out = chosen_device(args.cuda), made(args.out)
     prepare_torch(seed=0)
     works = [(name, task) for name in args.only for task in TECHNIQUES[name][0]]
     rows = []
