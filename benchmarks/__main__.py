@@ -19,7 +19,7 @@ from benchmarks import Failed, UserError
 # Only the chosen module is imported, so that --help and table are quick.
 COMMANDS = {
     "ladder": "run the rungs in turn, for their FPS or until they solve Pong; vary a setting",
-    "table": "write one table and its charts of any runs, from their TensorBoard events",
+    "table": "write one table and a chart of any runs, from their TensorBoard events",
     "techniques": "measure each optimisation by itself on the same network and data",
     "breakdown": "show where the time of an iteration goes, as a table and as a time line",
     "emulator": "time the emulator beside ALE's and EnvPool's vector environments",

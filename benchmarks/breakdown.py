@@ -29,7 +29,7 @@ from matplotlib.patches import Patch
 from benchmarks import Failed
 from benchmarks.arguments import add_counts, add_out
 from benchmarks.charts import new_figure, save
-from benchmarks.ladder import choose
+from benchmarks.ladder import choose, has_replay_buffer
 from benchmarks.measuring import chosen_device, last_line_of
 from benchmarks.profiled import LAPS, MEASURED, PARTS, PLAYER, TRAINER, WARM_UP
 from benchmarks.report import HARDWARE, here, join_machine, made, write_table
@@ -117,8 +117,7 @@ def take_apart(script: Path, args: argparse.Namespace, folder: Path) -> Iterator
     """Run a rung under the profiler; who worked there."""
     flags = ["--stop-reward", "1e9", "--checkpoint-every", "0"]
     flags += ["--epsilon-start", f"{EPSILON}", "--epsilon-final", f"{EPSILON}"]
-    if not script.stem.startswith(("07", "08")):  # these have no replay buffer
-        flags += ["--replay-initial", "1000"]
+    flags += ["--replay-initial", "1000"] * has_replay_buffer(script)
     with tempfile.TemporaryDirectory() as runs:
         command = [sys.executable, "-c", START, str(folder), f"{args.updates}", script.name]
         last_line_of([*command, "--run-dir", runs, *flags, *args.rung_flags], script.stem)
@@ -135,8 +134,7 @@ def take_apart(script: Path, args: argparse.Namespace, folder: Path) -> Iterator
         workers["its threads"] = [span for spans in threads.values() for span in spans]
     for name, spans in workers.items():
         whole = innermost(spans, window.begin, window.end)
-        # Threads rest between the steps.
-        kept = [span for span in whole if name != "its threads" or span.part != REST]
+        kept = [span for span in whole if name != "its threads" or span.part != REST]  # they rest
         yield Worker(script.stem, (f1 - f0) / (t1 - t0), f3 - f2, name, kept)
 
 

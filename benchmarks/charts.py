@@ -1,6 +1,5 @@
-"""Charts of runs as PNG: their FPS and their reward."""
+"""Charts as PNG."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,23 +22,6 @@ PANELS = {
 }
 
 
-def fps_chart(path: Path, groups: Mapping[str, Sequence[float]], machine: str) -> None:
-    """A bar for each group of runs: the median of their FPS, and a dot for every run."""
-    figure, axes = new_figure(machine, 9, 1.5 + 0.4 * len(groups), "FPS (median of the seeds)")
-    for row, values in enumerate(groups.values()):
-        middle = statistics.median(values) if values else 0
-        text = f"  {middle:,.{middle < 100:d}f}" if values else " did not train"
-        axes.barh(row, middle, color=PALETTE[row % len(PALETTE)], height=0.6)
-        axes.plot(values, [row] * len(values), "o-", color="black", lw=1.5, markersize=3)
-        axes.text(max(values, default=0), row, text, va="center")
-    axes.set_yticks(range(len(groups)), list(groups))
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.set_xlabel("agent steps per second of wall clock, while training")
-    axes.grid(axis="x", alpha=0.3)
-    save(figure, path)
-
-
 def reward_chart(path: Path, groups: Mapping[str, Sequence[Record]], machine: str) -> None:
     """avg_reward of every run, over frames and over minutes; runs of a group look alike."""
     figure, columns = new_figure(machine, 12, 5, "avg_reward of every run", panels=len(PANELS))
@@ -49,9 +31,7 @@ def reward_chart(path: Path, groups: Mapping[str, Sequence[Record]], machine: st
             look = {"color": PALETTE[number % 10], "linestyle": STYLES[number // 10 % 4]}
             curves = [record.curves for record in records if len(record.curves.frames)]
             for label, curve in zip([name, *[None] * len(curves)], curves, strict=False):
-                marker = "o" if len(curve.frames) == 1 else ""  # a single game is a point
-                steps = getattr(curve, x) / unit
-                axes.plot(steps, curve.avg_reward, marker=marker, label=label, lw=1, **look)
+                axes.plot(getattr(curve, x) / unit, curve.avg_reward, label=label, lw=1, **look)
         for bar in bars:
             axes.axhline(bar, color="grey", linestyle="--", linewidth=1, label=f"solved: {bar:g}")
         axes.set_xlim(left=0)
@@ -66,9 +46,8 @@ def new_figure(
     machine: str, width: float, height: float, title: str = "", panels: int = 1
 ) -> tuple[Figure, Any]:
     """A figure in inches, and its axes: several ones are beside each other and share their y."""
-    figure, axes = plt.subplots(
-        1, panels, figsize=(width, height), layout="constrained", sharey=True
-    )
+    size = width, height
+    figure, axes = plt.subplots(1, panels, figsize=size, layout="constrained", sharey=True)
     figure.suptitle(title, fontsize=12)
     figure.axes[0].set_title(machine, fontsize=7, color="dimgrey", loc="left")
     for one in figure.axes:

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = f"games at once (default: {' '.join(map(str, GAMES))})"
     parser.add_argument("--games", type=positive, nargs="+", metavar="N", help=text)
     counts = {
-        "milliseconds": (500, "length of one measurement"),
+        "milliseconds": (500, "of a measurement"),
         "rounds": (3, "measurements of everything"),
     }
     add_counts(parser, counts)
@@ -68,12 +68,8 @@ def run(args: argparse.Namespace) -> int:
         for who, threads in ways
     ]
     header = ["who", "threads", *(f"games: {games:,}" for games in sizes)]
-    notes = [
-        here(machine),
-        "Agent steps per second (four emulated frames each), of all threads together; medians, "
-        "and ranges. Random play, everybody in turn",
-    ]
-    print(write_table(out / "emulator", "Emulators of Pong", header, rows, notes))
+    note = "Agent steps per second (four emulated frames each): medians and ranges. Random play"
+    print(write_table(out / "emulator", "Emulators of Pong", header, rows, [here(machine), note]))
     return 0
 
 

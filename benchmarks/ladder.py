@@ -71,20 +71,17 @@ def run(args: argparse.Namespace) -> int:
     wanted = [command for command in commands if shlex.join(command) not in done]
     print(f"{len(commands) - len(wanted)} of {len(commands)} runs are complete in {run_dir}")
     codes: dict[Command, int] = {}
-    refused: set[str] = set()
     for number, command in enumerate(wanted, start=1):
-        if command[0] not in refused:
+        if not any(code == 2 and other[0] == command[0] for other, code in codes.items()):
             print(f"[{number}/{len(wanted)}] {shlex.join(command)}", flush=True)
             codes[command] = run_rung(command, run_dir)
-            refused |= {command[0]} if codes[command] == 2 else set()
     for command, code in codes.items():
         if code:
             told = "left out" if code == 2 else f"failed (exit code {code})"
             print(f"{told}: {shlex.join(command)}")
     print(f"the table: python -m benchmarks table {args.run_dir}")
-    if set(codes.values()) == {2}:
-        return 2
-    return 1 if set(codes.values()) - {0, 2} else 0
+    ended = set(codes.values())
+    return 2 if ended == {2} else int(bool(ended - {0, 2}))
 
 
 def planned(args: argparse.Namespace) -> list[Command]:
@@ -108,9 +105,13 @@ def length(script: Path, args: argparse.Namespace) -> list[str]:
     """How long a rung runs, as flags."""
     if args.solve:
         return ["--max-frames", str(SOLVE_FRAMES)]
-    fills = not script.stem.startswith(("07", "08"))  # these have no replay buffer
-    initial = ["--replay-initial", str(REPLAY_INITIAL)] * fills
+    initial = ["--replay-initial", str(REPLAY_INITIAL)] * has_replay_buffer(script)
     return ["--max-frames", str(args.frames), "--epsilon-frames", "1", *initial]
+
+
+def has_replay_buffer(script: Path) -> bool:
+    """Whether a rung fills a replay buffer before it trains."""
+    return not script.stem.startswith(("07", "08"))
 
 
 def run_rung(command: Command, run_dir: Path) -> int:
@@ -136,6 +137,5 @@ def choose(beginnings: list[str]) -> list[Path]:
     rungs = sorted(ROOT.glob("[0-9][0-9]_*.py"))
     for beginning in beginnings:
         if not any(rung.stem.startswith(beginning) for rung in rungs):
-            names = ", ".join(rung.stem for rung in rungs)
-            raise UserError(f"{beginning}: there are only {names}")
+            raise UserError(f"{beginning}: there are only {', '.join(r.stem for r in rungs)}")
     return [rung for rung in rungs if rung.stem.startswith(tuple(beginnings))]

@@ -25,6 +25,7 @@ ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 ENV = "PongNoFrameskip-v4"
 QUEUE_SIZE, PARALLEL_BATCH = 8, 128
+EPSILON, REPLAY_INITIAL = 0.02, 1_000  # most of a run has this epsilon
 REPLAY_SIZE, LEARNING_RATE, GAMMA, TARGET_SYNC = 100_000, 1e-4, 0.99, 1_000
 
 
@@ -53,7 +54,7 @@ def ptan_source(envs: int, net: nn.Module, args: argparse.Namespace) -> Any:
     import ptan
 
     made = [ptan.common.wrappers.wrap_dqn(gym.make(ENV), noop_max=30) for _ in range(envs)]
-    selector = ptan.actions.EpsilonGreedyActionSelector(args.epsilon)
+    selector = ptan.actions.EpsilonGreedyActionSelector(EPSILON)
     agent = ptan.agent.DQNAgent(net, selector, device=torch.device(args.device))
     envs_or_env = made if envs > 1 else made[0]
     source = ptan.experience.ExperienceSourceFirstLast
@@ -99,16 +100,12 @@ def ptan(args: argparse.Namespace) -> None:
     def update() -> None:
         batch = buffer.sample(batch_size)
         last = [e.state if e.last_state is None else e.last_state for e in batch]
-        states, actions, rewards, terminated, next_states = (
-            torch.as_tensor(array).to(args.device)
-            for array in (
-                np.asarray([e.state for e in batch]),
-                np.asarray([int(e.action) for e in batch]),
-                np.asarray([e.reward for e in batch], np.float32),
-                np.asarray([e.last_state is None for e in batch]),
-                np.asarray(last),
-            )
+        columns = [e.state for e in batch], last, [int(e.action) for e in batch]
+        states, next_states, actions = (
+            torch.as_tensor(np.asarray(column)).to(args.device) for column in columns
         )
+        rewards = torch.tensor([float(e.reward) for e in batch], device=args.device)
+        terminated = torch.tensor([e.last_state is None for e in batch], device=args.device)
         optimizer.zero_grad()
         with torch.autocast(args.device, torch.bfloat16, enabled=args.amp):
             taken = net(states).gather(1, actions.unsqueeze(1)).squeeze(1)
@@ -119,7 +116,7 @@ def ptan(args: argparse.Namespace) -> None:
         optimizer.step()
 
     more = receive if args.parallel else play
-    more(args.replay_initial)
+    more(REPLAY_INITIAL)
     begin, frames, updates = now(), 0, 0
     while frames < args.frames:
         frames += more()
@@ -143,19 +140,19 @@ def sb3(args: argparse.Namespace) -> None:
         VecFrameStack(env, n_stack=4),
         learning_rate=LEARNING_RATE,
         buffer_size=REPLAY_SIZE,
-        learning_starts=args.replay_initial,
+        learning_starts=REPLAY_INITIAL,
         batch_size=32 * args.envs,
         gamma=GAMMA,
         train_freq=(args.steps, "step"),  # of the vector: a frame of every environment each
         gradient_steps=1,
         target_update_interval=TARGET_SYNC * args.envs,  # in frames
-        exploration_initial_eps=args.epsilon,
-        exploration_final_eps=args.epsilon,
+        exploration_initial_eps=EPSILON,
+        exploration_final_eps=EPSILON,
         seed=args.seed,
         device=args.device,
     )
     silent = 10**9  # episodes between lines of its log
-    model.learn(args.replay_initial, log_interval=silent)
+    model.learn(REPLAY_INITIAL, log_interval=silent)
     begin, filled = now(), model.num_timesteps
     with torch.autocast(args.device, torch.bfloat16, enabled=args.amp):  # it has no such switch
         model.learn(args.frames, log_interval=silent, reset_num_timesteps=False)
@@ -167,10 +164,8 @@ def main() -> None:
     loops = {"ptan": ptan, "sb3": sb3}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("who", choices=loops)
-    for name, default in {"envs": 1, "steps": 1, "replay-initial": 1_000, "frames": 2_000}.items():
+    for name, default in {"envs": 1, "steps": 1, "frames": 2_000, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epsilon", type=float, default=0.02)
     for switch in ("--parallel", "--cuda", "--amp"):
         parser.add_argument(switch, action="store_true")
     args = parser.parse_args()

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from benchmarks import Failed, UserError
 from benchmarks.arguments import add_counts, add_out
 from benchmarks.measuring import chosen_device, last_line_of
+from benchmarks.peer_loops import EPSILON, REPLAY_INITIAL
 from benchmarks.report import here, made, spread, write_table
 from lib.running.machine import describe_machine
 
@@ -40,7 +41,6 @@ CONTENDERS = [  # work, who does it, program
     (PARALLEL, LADDER, "03_parallel.py"),
     (PARALLEL, PTAN, f"{LOOPS} ptan --parallel"),
 ]
-EPSILON, REPLAY_INITIAL = 0.02, 1_000  # most of a run has this epsilon
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,11 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--python", type=Path, default=python, help=text)
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
     parser.add_argument("--amp", action="store_true", help="compute updates in bfloat16 autocast")
-    counts = {
-        "rounds": (3, "runs of everybody"),
-        "frames": (2_000, "frames that are timed, after filling"),
-    }
-    add_counts(parser, counts)
+    timed = "frames that are timed, after filling"
+    add_counts(parser, {"rounds": (3, "runs of everybody"), "frames": (2_000, timed)})
     add_out(parser, "runs/peers")
 
 
@@ -76,9 +73,7 @@ def run(args: argparse.Namespace) -> int:
         f"{here(machine)}; the peers with torch 2.13.0, too",
         f"Seeds 0 to {args.rounds - 1}, one per round, everybody in turn; {args.frames:,} frames "
         f"after filling the replay buffer with {REPLAY_INITIAL:,}; epsilon {EPSILON:g}",
-        "Medians (and their range); the ratio is taken round by round",
-        "Everybody's own wrappers and replay buffer; ptan has a loop of ours, and a Queue of 8 "
-        "where the player has its process",
+        "Medians (and their range), ratios round by round; the loop around ptan's parts is ours",
         "Stable-Baselines3 uses the smooth L1 loss and clips gradients; with --amp, autocast is "
         "around all it does. An update for four frames: four environments here, one there",
     ]
@@ -90,13 +85,13 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(program: str, is_rung: bool, args: argparse.Namespace, seed: int) -> float:
     """Frames per second of one run, after filling."""
-    flags = ["--replay-initial", str(REPLAY_INITIAL), "--seed", str(seed)]
-    flags += ["--cuda"] * args.cuda + ["--amp"] * args.amp
+    flags = ["--seed", str(seed)] + ["--cuda"] * args.cuda + ["--amp"] * args.amp
     with tempfile.TemporaryDirectory() as folder:
-        python, own = args.python.absolute(), ["--epsilon", EPSILON, "--frames", args.frames]
+        python, own = args.python.absolute(), ["--frames", args.frames]
         if is_rung:
             python, own = sys.executable, ["--max-frames", REPLAY_INITIAL + args.frames]
-            own += ["--epsilon-start", EPSILON, "--epsilon-final", EPSILON, "--run-dir", folder]
+            own += ["--epsilon-start", EPSILON, "--epsilon-final", EPSILON]
+            own += ["--replay-initial", REPLAY_INITIAL, "--run-dir", folder]
         last = last_line_of([python, *program.split(), *flags, *map(str, own)], program)
     found = re.search(r"([\d,.]+)( FPS)?$", last)
     if not found:

@@ -94,21 +94,15 @@ def show_threads_of_ale() -> None:
     ale_py.AtariVectorEnv.recv = lambda self: self.outcome.result()
 
 
-class Profiled:
-    """What a player does, under a profiler of its own."""
-
-    def __init__(self, play: Callable[..., None], folder: Path) -> None:
-        self.play, self.folder = play, folder
-
-    def __call__(self, *args: Any) -> None:
-        """Play, in the player's process."""
-        name_parts()
-        profiler = new_profiler()
-        try:
-            with profiler:
-                self.play(*args)
-        finally:
-            profiler.export_chrome_trace(str(self.folder / PLAYER))
+def play_profiled(play: Callable[..., None], folder: Path, *args: Any) -> None:
+    """What a player does, in its process, under a profiler of its own."""
+    name_parts()
+    profiler = new_profiler()
+    try:
+        with profiler:
+            play(*args)
+    finally:
+        profiler.export_chrome_trace(str(folder / PLAYER))
 
 
 def new_profiler() -> profile:
@@ -156,7 +150,7 @@ def main() -> None:
         return run_engine(engine, *args, **keywords)
 
     def make(self: Player, play: Callable[..., None], *args: Any, **keywords: Any) -> None:
-        make_player(self, Profiled(play, folder), *args, **keywords)
+        make_player(self, functools.partial(play_profiled, play, folder), *args, **keywords)
 
     Engine.run, Player.__init__ = run, make
     runpy.run_path(sys.argv[0], run_name="__main__")

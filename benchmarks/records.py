@@ -76,9 +76,8 @@ def read_records(folder: Path) -> list[Record]:
 def read_record(folder: Path) -> Record | None:
     """The run with its events in this folder; None if they do not say what was run.
 
-    A file that ends in the middle of an event is read up to that event. The first settings count:
-    today's runs replace theirs, in a file that is read first; earlier runs wrote them before their
-    curves.
+    A file that ends in the middle of an event is read up to that event. The first settings count: a
+    resumed run replaces its own, in a file that is read before the curves.
     """
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     told = _settings(events)

@@ -63,10 +63,9 @@ def commit() -> str:
     """The commit of this tree, with "-dirty" if files were changed since; "" without git."""
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return subprocess.check_output(command, cwd=ROOT, stderr=subprocess.PIPE).decode().strip()
     except (OSError, subprocess.CalledProcessError):
         return ""  # not a clone, or git is not installed: then nothing is known
-    return done.stdout.strip()
 
 
 def in_rows(numbers: Iterable[int]) -> str:

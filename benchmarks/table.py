@@ -1,4 +1,4 @@
-"""Write one table and its charts of runs, from their TensorBoard events alone.
+"""Write one table and a chart of runs, from their TensorBoard events alone.
 
 Each RUN is the folder of a run, or a folder with runs somewhere below: runs of the ladder, runs
 that you started yourself, unfinished ones. The table has a line for each setting of a rung on each
@@ -9,7 +9,7 @@ for every run.
     python -m benchmarks table runs/first runs/second --every 100000
 
 Files: table.md, table.csv, runs.csv (a line per run, numbers as they are), table.png (avg_reward
-over frames and over minutes), fps.png. docs/benchmarks.md explains the columns.
+over frames and over minutes). docs/benchmarks.md explains the columns.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from statistics import mean, median, pstdev
 
 import numpy as np
 
-from benchmarks import UserError
+from benchmarks import UserError, charts
 from benchmarks.arguments import positive
 from benchmarks.ladder import SOLVE_FRAMES
 from benchmarks.records import Record, Setting, read_records
@@ -36,6 +36,8 @@ from benchmarks.report import (
 
 HOUR = 3_600.0  # seconds
 HELD_OUT = 1_000  # seeds from here on are for what is published, never for choosing settings
+RUNS_HEADER = ["script", "seed", "fps", "minutes", "frames", "avg_reward", "solved", "finished"]
+RUNS_HEADER += ["evaluation", "evaluation_sd", "fps_to_01", "commit", "machine", "folder"]
 NOTE = "Medians over the seeds (and their range); docs/benchmarks.md explains the columns."
 BOUND_NOTE = '">": a lower bound, because a run was not solved: it counts as if at its frame limit.'
 BOOK_NOTE = "The book: second edition (GTX 1080 Ti); third edition (a newer GPU, solved at 18)."
@@ -50,8 +52,6 @@ BOOK = {
     "04_new_wrappers_parallel": ((409, 325), (31, 30.0)),
 }
 
-Column = tuple[float, float]  # of the games that ended in one part of a run: mean reward and length
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
@@ -63,9 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the runs; write and print the table, draw the charts."""
-    from benchmarks import charts  # late: --help need not wait for matplotlib
-
+    """Read the runs; write and print the table, draw the chart."""
     records, left_out = drop_repeated(read_all(args.runs))
     ladder = sorted(records, key=lambda record: (record.script, record.seed))
     settings: dict[Hashable, list[Record]] = {}
@@ -89,14 +87,10 @@ def run(args: argparse.Namespace) -> int:
     notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
     out = made(args.out or (args.runs[0] if len(args.runs) == 1 else Path("runs/table")))
     print(write_table(out / "table", "Runs", header, table, notes))
-    lines = [numbers(record, records) for record in records]
-    write_csv(out / "runs.csv", [[*lines[0]], *(line.values() for line in lines)])
+    write_csv(out / "runs.csv", [RUNS_HEADER, *(numbers(record, records) for record in records)])
     seeds = f"seeds {in_rows({record.seed for record in records})}"
     hardware = [join_machine(machine, HARDWARE) for machine in machines_of(ladder)]
-    corner = "; ".join([*hardware, seeds])
-    charts.reward_chart(out / "table.png", names, corner)
-    fps = {name: fps_of(runs) for name, runs in names.items()}
-    charts.fps_chart(out / "fps.png", fps, corner)
+    charts.reward_chart(out / "table.png", names, "; ".join([*hardware, seeds]))
     print(f"written to {out}")
     return 0
 
@@ -138,11 +132,6 @@ def _shown(value: Setting) -> str:
     return f"{value:,.0f}" if value.is_integer() else f"{value:g}"
 
 
-def fps_of(records: Sequence[Record]) -> list[float]:
-    """Of the runs that began to train."""
-    return [record.fps for record in records if record.fps is not None]
-
-
 def machines_of(records: Sequence[Record]) -> list[dict[str, Setting]]:
     """The machines of the runs, each once."""
     return list({frozenset(one.machine.items()): one.machine for one in records}.values())
@@ -180,7 +169,7 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
         "machine": f"{machines.index(runs[0].machine) + 1}" if machines[1:] else "",
         "seeds": in_rows(seeds) + " (held out)" * (min(seeds) >= HELD_OUT),
         "solved": f"{sum(solved)} of {len(runs)}" + f", {unfinished} unfinished" * bool(unfinished),
-        "FPS": spread(fps_of(runs)) or "did not train",
+        "FPS": spread([r.fps for r in runs if r.fps is not None]) or "did not train",
         "FPS / 01's": spread(ratios, 2 if max(ratios, default=0) < 10 else 1),
         "frames": summary(frames, certain, "{:,.0f}"),
         "minutes": summary(minutes, certain, "{:,.1f}"),
@@ -225,13 +214,8 @@ def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
 
 def minutes_ratio(runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -> str:
     """The median of their minutes against that of 01 with the settings most like theirs."""
-    baselines = [
-        group
-        for group in groups
-        if group[0].script == BASELINE
-        and group[0].machine == runs[0].machine
-        and all(record.solved for record in group)
-    ]
+    there = [group for group in groups if group[0].machine == runs[0].machine]
+    baselines = [g for g in there if g[0].script == BASELINE and all(one.solved for one in g)]
     if not baselines:
         return ""
     base = max(baselines, key=lambda group: alike(runs[0], group[0]))
@@ -293,7 +277,7 @@ def learning_curve(runs: Sequence[Record], edges: Sequence[int]) -> dict[str, st
     """
     cells, step = {}, edges.step if isinstance(edges, range) else 0
     for column, at in enumerate(edges):
-        known: list[Column] = []
+        known = []  # mean reward and length, of every run that has some
         for one in runs:
             number = (one.curves.frames - 1) // step  # game -> column; it ends with its last frame
             hold = len(runs) > 1 and one.solved and len(number)
@@ -308,25 +292,14 @@ def learning_curve(runs: Sequence[Record], edges: Sequence[int]) -> dict[str, st
     return cells
 
 
-def numbers(run: Record, records: Sequence[Record]) -> dict[str, object]:
+def numbers(run: Record, records: Sequence[Record]) -> list[object]:
     """A run's line of runs.csv."""
 
     def plain(value: float | None) -> str:
         return "" if value is None else f"{value:.3f}"
 
-    return {
-        "script": run.script,
-        "seed": run.seed,
-        "fps": plain(run.fps),
-        "minutes": plain(run.minutes),
-        "frames": run.frames,
-        "avg_reward": plain(run.avg_reward),
-        "solved": int(run.solved),
-        "finished": int(run.finished),
-        "evaluation": plain(mean(run.evaluation) if run.evaluation else None),
-        "evaluation_sd": plain(pstdev(run.evaluation) if run.evaluation else None),
-        "fps_to_01": plain(fps_to_01(run, records)),
-        "commit": run.commit,
-        "machine": join_machine(run.machine),
-        "folder": run.folder.name,
-    }
+    games = [mean(run.evaluation), pstdev(run.evaluation)] if run.evaluation else [None, None]
+    values: list[object] = [run.script, run.seed, plain(run.fps), plain(run.minutes), run.frames]
+    values += [plain(run.avg_reward), int(run.solved), int(run.finished), *map(plain, games)]
+    values += [plain(fps_to_01(run, records)), run.commit, join_machine(run.machine)]
+    return [*values, run.folder.name]
