@@ -64,10 +64,7 @@ def first_line(error: BaseException) -> str:
 
 
 def shares_memory(device: torch.device) -> bool:
-    """Whether two processes can share weights on this device.
-
-    On NVIDIA GPUs they share memory through CUDA IPC, which Windows does not have.
-    """
+    """Whether two processes can share weights there; Windows has no CUDA IPC, mps nothing alike."""
     return device.type == "cpu" or (device.type == "cuda" and sys.platform != "win32")
 
 

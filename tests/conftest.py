@@ -52,7 +52,8 @@ def console() -> None:
 @pytest.fixture
 def signals() -> Iterator[None]:
     """The test may change what signals do."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -35,8 +35,7 @@ class DeviceReplayBuffer:
     ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
-        self.capacity = capacity
-        self.device = torch.device(device)
+        self.capacity, self.device = capacity, torch.device(device)
         self._stack, *frame_shape = observation_shape
         n_frames = capacity + capacity // 16 + self._stack + 1
         self._frames = torch.zeros((n_frames, *frame_shape), dtype=torch.uint8, device=device)
@@ -101,19 +100,16 @@ class DeviceReplayBuffer:
 
         rows = (self._transitions_written + np.arange(len(transitions))) % self.capacity
         slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
-        new_frames, slots_there, rows_there, *columns = upload(
-            self.device,
-            np.concatenate(frames),
-            slots,
-            rows,
-            np.array(windows) % len(self._frames),
-            np.array([t.action for t in transitions]),
-            np.array([t.reward for t in transitions], dtype=np.float32),
-            np.array([t.terminated for t in transitions]),
+        actions = np.array([t.action for t in transitions])
+        rewards = np.array([t.reward for t in transitions], dtype=np.float32)
+        terminated = np.array([t.terminated for t in transitions])
+        columns = (np.array(windows) % len(self._frames), actions, rewards, terminated)
+        new_frames, slots_there, rows_there, *columns_there = upload(
+            self.device, np.concatenate(frames), slots, rows, *columns
         )
         self._frames[slots_there] = new_frames
         tables = (self._windows, self._actions, self._rewards, self._terminated)
-        for table, column in zip(tables, columns, strict=True):
+        for table, column in zip(tables, columns_there, strict=True):
             table[rows_there] = column
 
         self._needed[rows] = needed
@@ -141,13 +137,9 @@ class DeviceReplayBuffer:
     def gather(self, indices: torch.Tensor) -> Batch:
         """The transitions in these places, int64 (batch,); states are views of their windows."""
         stacks = rows(self._frames, self._windows[indices])
-        return Batch(
-            states=stacks[:, :-1],
-            actions=self._actions[indices],
-            rewards=self._rewards[indices],
-            terminated=self._terminated[indices],
-            next_states=stacks[:, 1:],
-        )
+        columns = (self._actions, self._rewards, self._terminated)
+        actions, rewards, terminated = (column[indices] for column in columns)
+        return Batch(stacks[:, :-1], actions, rewards, terminated, stacks[:, 1:])
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: everything; the random state is torch's own."""

@@ -40,11 +40,7 @@ def squared_error(q: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor)
 
 
 def lambda_returns(
-    rewards: torch.Tensor,
-    ended: torch.Tensor,
-    values: torch.Tensor,
-    gamma: float,
-    trace: float,
+    rewards: torch.Tensor, ended: torch.Tensor, values: torch.Tensor, gamma: float, trace: float
 ) -> torch.Tensor:
     """Q(lambda) returns of a rollout: a mix of the rewards and of the network's own estimates.
 

@@ -39,8 +39,7 @@ class Players:
     """The players, and their transitions, while the ``with`` lasts.
 
     Iterating yields lists of transitions that have arrived. After a second without any it yields an
-    empty list, so that the caller can stop. If a player dies, one line says so, Ray restarts it
-    where there is room, and the others continue.
+    empty list, so that the caller can stop. If a player dies, one line says so.
 
     Args:
         player: a class. Each actor creates one object from its number and ``args``; the method
@@ -189,7 +188,7 @@ def learn_from(
             announce(engine, new.played, episodes)
             if engine.should_terminate:
                 return
-            if buffer.added >= options.replay_initial:  # not len, which may fall again
+            if buffer.added >= options.replay_initial:
                 due += new.played / options.frames_per_update
             while due >= 1:
                 due -= 1

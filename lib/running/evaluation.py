@@ -17,10 +17,9 @@ from gymnasium.wrappers import TransformAction, TransformObservation
 from ignite.engine import Engine
 from tqdm import tqdm
 
-import emulator
 from lib.games.atari_wrappers import check_env_id, make_atari, wrap_deepmind
 from lib.games.experience import Episode
-from lib.games.vector_env import StackedVectorEnv, ale_games
+from lib.games.vector_env import StackedVectorEnv, fast_games
 from lib.learning.agents import QFunction
 from lib.learning.dqn_model import DQN, NETWORKS
 from lib.recipe import Recipe
@@ -49,8 +48,8 @@ def make_env(recipe: Recipe, **kwargs: Any) -> gym.Env:
         stack=recipe.stack,
         resize=recipe.resize,
     )
-    assert isinstance(env.observation_space, Box)
-    actions, space = recipe.actions, env.observation_space
+    space, actions = env.observation_space, recipe.actions
+    assert isinstance(space, Box)
     space = Box(recipe.seen(space.low), recipe.seen(space.high), dtype=np.uint8)
     env = TransformObservation(env, recipe.seen, space)
     if actions is None:
@@ -62,17 +61,9 @@ def make_games(recipe: Recipe, count: int, seed: int) -> StackedVectorEnv:
     """Games to play at once, which have just begun; game ``i`` gets ``seed + i``.
 
     The preprocessing and the no-op starts are the standard ones, as ALE's vector environment has
-    them: FIRE comes before the no-ops. Pong is played by ``emulator``, where Numba can compile
-    it, and every other game by ALE.
+    them: FIRE comes before the no-ops.
     """
-    games: Any
-    if recipe.env.startswith("Pong") and not emulator.missing():
-        games = emulator.PongVectorEnv(
-            count, stack=1, max_pool=recipe.max_pool, reward_clipping=False
-        )
-    else:
-        games = ale_games(recipe.env, count, max_pool=recipe.max_pool)
-    return StackedVectorEnv(games, recipe, seed)
+    return StackedVectorEnv(fast_games(recipe.env, count, recipe.max_pool), recipe, seed)
 
 
 def play_games(
@@ -98,8 +89,7 @@ def play_games(
         After each step the games that ended with it, each with its number, from 0 on.
     """
     randoms = [np.random.default_rng((seed + i, 1)) for i in range(len(games.states))]
-    actions = np.zeros(len(randoms), dtype=np.int64)
-    playing = np.arange(len(randoms))
+    actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))
     while len(playing):
         (states,) = upload(torch.device(device), games.states[playing])
         with torch.no_grad():
@@ -137,13 +127,11 @@ def play_game(env: gym.Env, q_function: QFunction, epsilon: float, seed: int) ->
 
 
 def evaluate(q_function: QFunction, run: Run) -> list[float]:
-    """Play 30 games with epsilon 0.01; none if the run was interrupted.
-
-    Prints mean and spread, and writes each game to TensorBoard when all have ended.
+    """Play 30 games with epsilon 0.01, and write their rewards; none if the run was interrupted.
 
     Args:
         q_function: maps uint8 states (n, stack, height, width) to values (n, actions).
-        run: the run of this network; gets ``evaluation/reward`` for each game.
+        run: the run of this network; gets ``evaluation/reward`` when all games have ended.
 
     Returns:
         The unclipped reward of each game.
@@ -232,8 +220,7 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Recipe]:
             f"the checkpoint of {settings['script']} does not name its network: an earlier version "
             "saved it, so play it with that version"
         )
-    told = settings["network"]
-    weights = checkpoint.get("net", {})
+    told, weights = settings["network"], checkpoint.get("net", {})
     try:
         recipe = Recipe(**settings["recipe"])
         check_env_id(recipe.env)

@@ -87,7 +87,7 @@ def announce(engine: Engine, frames: int, episodes: Iterable[Episode | None]) ->
     """
     state = engine.state
     state.frames += frames
-    state.update_due = True
+    state.update_due |= frames > 0
     engine.fire_event(PlayEvents.FRAMES_PLAYED)
     for episode in episodes:
         if episode:

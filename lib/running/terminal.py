@@ -13,10 +13,7 @@ REFRESH_SECONDS = 0.25
 
 
 class Terminal:
-    """Prints a line for each event, and below them a bar that shows the progress of the phase.
-
-    There is no bar if standard error is not a terminal.
-    """
+    """Prints a line for each event; below them a bar, if standard error is a terminal."""
 
     def __init__(self, run: Run) -> None:
         self.options = run.options
@@ -42,10 +39,8 @@ class Terminal:
         """Say why FPS change from now on."""
         state = engine.state
         rate = f" ({state.avg_fps:,.0f} FPS)" if state.avg_fps else ""
-        self.say(
-            f"training begins at frame {state.frames:,}: filling{rate} made no updates, from now "
-            "on FPS include them"
-        )
+        told = f"filling{rate} made no updates, from now on FPS include them"
+        self.say(f"training begins at frame {state.frames:,}: {told}")
 
     def episode_completed(self, engine: Engine) -> None:
         """Print a line for each game."""
