@@ -6,6 +6,8 @@ import warnings
 
 import torch
 
+Device = torch.device | str
+
 PRECISIONS = ("auto", "float32", "bfloat16")
 # Instructions that multiply bfloat16 numbers, as torch names them: on x86, and on ARM.
 BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")

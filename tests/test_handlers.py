@@ -3,6 +3,7 @@
 import math
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,10 @@ from lib.games.experience import Episode, Transition
 from lib.learning.agents import LinearSchedule
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.running.evaluation import evaluate
-from lib.running.events import PlayEvents, replay_batches
+from lib.running.events import COUNTERS, PlayEvents, announce, replay_batches
 from lib.running.handlers import attach_handlers
 from lib.running.options import ReplayOptions
-from lib.running.run import Failure, Run, Terminated, launch
+from lib.running.run import Failure, Run, Terminated, end_on_signals, launch
 
 FRAME = np.zeros((1, 2, 2), np.uint8)
 
@@ -107,6 +108,15 @@ def test_training_begins_when_enough_was_played(tmp_path):
     assert state.avg_fps > 0
 
 
+def test_an_update_is_due_when_frames_have_arrived():
+    engine = Engine(lambda engine, batch: None)
+    engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
+    engine.state.update_due = False
+    for frames, due in ((0, False), (1, True), (0, True)):
+        announce(engine, frames, [])
+        assert engine.state.update_due is due
+
+
 def test_frame_limit(tmp_path):
     state, _ = play(tmp_path, [0.0] * 50, max_frames=123)
     assert state.frames == 123
@@ -147,16 +157,26 @@ def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, 
             signal.raise_signal(number)
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_ends_the_program_but_not_under_nohup(ignored, signals):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    end_on_signals()
+    with nullcontext() if ignored else pytest.raises(Terminated, match=str(int(signal.SIGHUP))):
+        signal.raise_signal(signal.SIGHUP)
+
+
 @pytest.mark.parametrize(
     ("number", "when"),
     [
-        (signal.SIGINT, "while it solves the game"),
+        (signal.SIGHUP, "while it solves the game"),
         (signal.SIGTERM, "in the games after training"),
     ],
 )
 def test_an_interrupted_run_that_is_solved_stays_solved(
     when, number, tmp_path, console, signals, monkeypatch, capsys
 ):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever these tests were started with
+
     def interrupting(states: torch.Tensor) -> torch.Tensor:
         assert curve(run_folder(), "outcome/solved") == [(0, 1.0)]  # before the games
         signal.raise_signal(number)

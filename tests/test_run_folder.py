@@ -257,6 +257,16 @@ def test_if_all_are_damaged_the_newest_is_named(start):
     assert everything(run.folder) == before
 
 
+def test_a_run_that_was_on_a_gpu_is_resumed_on_the_cpu(start):
+    run = start("--max-frames", "45")
+    file = run.folder / "checkpoints" / "latest.pt"
+    kept = read_checkpoint(file)
+    kept["progress"]["device_random"] = torch.get_rng_state()
+    write_checkpoint(file, kept)
+    again = start("--resume", str(run.folder), "--max-frames", "60")
+    assert again.code == 0, again.error
+
+
 def test_a_run_that_cannot_be_resumed_keeps_its_curves(start):
     run = start("--max-frames", "250", "--checkpoint-every", "200")
     whole = curves(run.folder.parent)

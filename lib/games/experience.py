@@ -38,7 +38,7 @@ class ExperienceSource:
     environments are chosen together, then each environment is stepped.
 
     Args:
-        envs: environments whose observations are ``LazyFrames``, as ``FrameStack`` returns them.
+        envs: environments whose observations are ``LazyFrames``.
         agent: maps the list of current states to their actions.
         seed: environment ``i`` gets ``seed + i``, so games differ, and can be repeated.
         steps: agent steps of every environment per list.

@@ -74,8 +74,8 @@ def fast_games(env_id: str, num_envs: int, max_pool: bool, threads: int = 0) -> 
 class StackedVectorEnv:
     """Several games with the DeepMind preprocessing, and their stacked states.
 
-    The emulator gives single frames. They are stacked here, as ``FrameStack`` does it: a new game
-    begins with its first frame repeated. When a game ends, the next one begins in the same step.
+    Single frames are stacked here, as ``FrameStack`` does it: a new game begins with its first
+    frame repeated. When a game ends, the next one begins in the same step.
 
     A lost life ends an episode, as with ``EpisodicLife``, and the game goes on: the agent presses
     FIRE, if the game waits for it.
@@ -97,10 +97,7 @@ class StackedVectorEnv:
 
     @cached_property
     def states(self) -> np.ndarray:
-        """uint8, (n, stack, height, width). The games begin when they are first wanted.
-
-        By then the network can have been compiled, while another process compiles the emulator.
-        """
+        """uint8, (n, stack, height, width). Games begin when they are wanted: all is compiled."""
         frames, info = self._envs.reset(seed=self._seed)
         self._lives = info.get("lives", np.zeros(len(frames), dtype=np.int64))
         return np.repeat(self._recipe.seen(frames), self._recipe.stack, axis=1)
@@ -138,11 +135,8 @@ class VectorExperienceSource:
     """Steps a vector environment forever; it plays while the network learns.
 
     Iterating yields lists of one transition per game. They are from the step before: the emulator
-    already has the next actions.
-
-    Args:
-        envs: the games.
-        agent: maps uint8 states (n, stack, height, width) to actions, int64 (n,).
+    already has the next actions. ``agent`` maps uint8 states (n, stack, height, width) to actions,
+    int64 (n,).
     """
 
     def __init__(self, envs: StackedVectorEnv, agent: Callable[[np.ndarray], np.ndarray]) -> None:

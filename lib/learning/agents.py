@@ -9,7 +9,8 @@ import torch
 from lib.transfer import upload
 
 Schedule = Callable[[int], float]  # frame -> value
-QFunction = Callable[[torch.Tensor], torch.Tensor]  # states -> values of the actions
+# Uint8 states (n, stack, height, width), on the network's device -> values (n, actions).
+QFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 class LinearSchedule:
@@ -30,10 +31,8 @@ class LinearSchedule:
 class Progress:
     """How well the agent plays: the share of its last points that it won, smoothed; 0 to 1.
 
-    Known much sooner than the smoothed reward: a game has 21 points and more.
-
-    Args:
-        points: how many it is smoothed over, exponentially.
+    Known much sooner than the smoothed reward: a game has 21 points and more. It is smoothed
+    exponentially, over so many ``points``.
     """
 
     def __init__(self, points: int = 1_000) -> None:
@@ -92,15 +91,10 @@ class Maximum:
 
 
 class Exploration:
-    """Replaces greedy actions by random ones with probability epsilon.
+    """Replaces greedy actions by random ones with probability epsilon, the schedule by frame.
 
     For a rung that needs the values of all states anyway. ``EpsilonGreedyAgent`` computes values
     only for the states in which it acts greedily.
-
-    Args:
-        n_actions: number of discrete actions.
-        epsilon: the schedule, by frame.
-        seed: of the random actions.
     """
 
     def __init__(self, n_actions: int, epsilon: Schedule, seed: int = 0) -> None:
@@ -128,7 +122,7 @@ class EpsilonGreedyAgent:
     """Chooses a random action with probability epsilon, else the greedy action.
 
     Args:
-        q_function: maps uint8 states (n, stack, height, width) to values (n, actions).
+        q_function: gives the values of the actions.
         n_actions: number of discrete actions.
         epsilon: the schedule, by frame.
         device: where ``q_function`` wants its states.
@@ -149,13 +143,10 @@ class EpsilonGreedyAgent:
         self._rng = np.random.default_rng((seed, 1))  # a random stream of its own
 
     def __call__(self, states: Sequence[Any]) -> np.ndarray:
-        """Choose an action for every state; one forward pass for all states that need one.
+        """Choose an action for every state, int64 (n,); one forward pass for all that need one.
 
         Args:
             states: array-likes of uint8, (stack, height, width), one per environment.
-
-        Returns:
-            int64, (n,).
         """
         greedy = self._rng.random(len(states)) >= self.epsilon(self.frames)
         actions = self._rng.integers(self.n_actions, size=len(states))

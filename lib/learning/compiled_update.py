@@ -50,8 +50,7 @@ def _shape_of_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 class MixedWeights:
     """The weights of a network in float32 for Adam, and copies of them to compute with.
 
-    Source: Kingma and Ba, arXiv:1412.6980; Micikevicius et al., arXiv:1710.03740, for keeping
-    the weights in two precisions.
+    Source: Kingma and Ba, arXiv:1412.6980; Micikevicius et al., arXiv:1710.03740, for the copies.
 
     Args:
         network: gives the weights, and uses the copies.
@@ -295,10 +294,7 @@ class CompiledUpdate:
         self._call, self._device, self._net, self._others = update, device, net, others
 
     def compile(self) -> None:
-        """Compile, and on the GPU capture, what works there; nothing is learned by it.
-
-        What the update reads must already hold something, if only zeros.
-        """
+        """Compile, and on the GPU capture, what works there; nothing is learned by it."""
         kept = Kept(self._device, [*self._net.changing, *self._others])
         on_gpu, allowed = is_asynchronous(self._device), ROUNDING[self._net.dtype]
 

@@ -1,9 +1,8 @@
 """The replay buffer on the training device, so that sampling is part of the update.
 
-The layout is that of ``lib.learning.replay_buffer``: every frame once, and for each transition the
-window of stack + 1 frames that contains its states. But the arrays are tensors on the training
-device. Rows are drawn and frames are gathered there, and the CPU waits for no number of a sample.
-So sampling can be compiled, and captured in a CUDA graph.
+The layout is that of ``lib.learning.replay_buffer``, in tensors on the training device. Rows are
+drawn and frames are gathered there, and the CPU waits for no number of a sample. So sampling can be
+compiled, and captured in a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from lib.devices import Device
 from lib.games.experience import Transition
 from lib.learning.compiled_update import rows
-from lib.learning.replay_buffer import Batch
+from lib.learning.replay_buffer import Batch, Shape
 from lib.transfer import upload
 
 
@@ -23,16 +23,11 @@ class DeviceReplayBuffer:
 
     Args:
         capacity: transitions to hold; room for frames is as in ``ReplayBuffer``.
-        observation_shape: (stack, height, width) of the stacked observation.
+        observation_shape: of the stacked observation.
         device: holds everything; random numbers come from its generator.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        observation_shape: tuple[int, int, int],
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, capacity: int, observation_shape: Shape, device: Device = "cpu") -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity, self.device = capacity, torch.device(device)
@@ -56,8 +51,7 @@ class DeviceReplayBuffer:
         self._oldest = torch.zeros((), dtype=torch.int64, device=drawing)
         self._count = torch.full((), capacity, dtype=torch.int64, device=drawing)
         # The CPU keeps the books. Frame numbers never wrap, see ReplayBuffer.
-        self._frames_written = 0
-        self._transitions_written = 0
+        self._frames_written = self._transitions_written = 0
         # Of each transition: the oldest frame that it or a later one shows.
         self._needed = np.empty(capacity, dtype=np.int64)
         self._first_intact = 0  # the oldest transition that has all its frames

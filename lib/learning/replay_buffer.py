@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from lib.devices import Device
 from lib.games.experience import Transition
 from lib.transfer import gather
+
+Shape = tuple[int, int, int]  # (stack, height, width)
 
 
 class Batch(NamedTuple):
@@ -42,7 +45,7 @@ class ReplayRings:
         n_frames: frames to hold.
         window: frames of a transition; it begins with the state, of which the first frame is the
             oldest, and ends with the next state.
-        observation_shape: (stack, height, width) of the stacked observation.
+        observation_shape: of the stacked observation.
         device: where sampled batches go.
         seed: of the random samples.
     """
@@ -52,8 +55,8 @@ class ReplayRings:
         capacity: int,
         n_frames: int,
         window: int,
-        observation_shape: tuple[int, int, int],
-        device: torch.device | str,
+        observation_shape: Shape,
+        device: Device,
         seed: int,
     ) -> None:
         if capacity < 1:
@@ -129,10 +132,14 @@ class ReplayRings:
 
     def _written(self) -> dict[str, np.ndarray]:
         """The written part of every array."""
-        names = ("windows", "actions", "rewards", "terminated")
-        columns = (self._windows, self._actions, self._rewards, self._terminated)
-        written = {name: column[: len(self)] for name, column in zip(names, columns, strict=True)}
-        return {"frames": self._frames[: self._frames_written], **written}
+        n = len(self)
+        return {
+            "frames": self._frames[: self._frames_written],
+            "windows": self._windows[:n],
+            "actions": self._actions[:n],
+            "rewards": self._rewards[:n],
+            "terminated": self._terminated[:n],
+        }
 
 
 class ReplayBuffer(ReplayRings):
@@ -144,17 +151,11 @@ class ReplayBuffer(ReplayRings):
         capacity: transitions to hold. There is extra room for ``capacity // 16`` frames that
             begin an episode. If episodes are so short that this is not enough, the oldest
             transitions are dropped earlier.
-        observation_shape: (stack, height, width) of the stacked observation.
-        device: where sampled batches go.
-        seed: of the random samples.
+        observation_shape, device, seed: as of ``ReplayRings``.
     """
 
     def __init__(
-        self,
-        capacity: int,
-        observation_shape: tuple[int, int, int],
-        device: torch.device | str = "cpu",
-        seed: int = 0,
+        self, capacity: int, observation_shape: Shape, device: Device = "cpu", seed: int = 0
     ) -> None:
         window = observation_shape[0] + 1
         n_frames = capacity + capacity // 16 + window

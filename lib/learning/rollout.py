@@ -62,10 +62,7 @@ class Rollout:
         return len(self.past.actions)
 
     def state_values(self, states: torch.Tensor, values: torch.Tensor) -> None:
-        """Record the states of all environments, and the values of their greedy actions.
-
-        The states after the last step complete the rollout: its returns are computed.
-        """
+        """Record all states, and the values of their greedy actions; the last ones complete it."""
         self._values[self._step] = values
         if self._step == self._length:
             played = (self._rewards, self._ended, self._values)

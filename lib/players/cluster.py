@@ -147,8 +147,7 @@ class Players:
             pass
         if (number in self._lost) == (transitions is not None):  # this is new
             self._lost ^= {number}
-            told = "lost" if number in self._lost else "back"
-            count = self._options.players
+            told, count = "lost" if number in self._lost else "back", self._options.players
             left = f"{count - len(self._lost)} of {count} play"
             print(f"player {number} is {told}, {left}", flush=True)
         return transitions
@@ -159,7 +158,8 @@ def learn_from(
 ) -> Iterator[Batch]:
     """The engine's batches: store what players send, and sample in proportion to it.
 
-    A message's updates follow it before the next message is counted.
+    A message's updates follow it before the next message is counted. Curves show the age of the
+    weights that played the newest transitions.
 
     Args:
         players: send transitions.
@@ -167,8 +167,7 @@ def learn_from(
         epsilons: float, (players, games of each). avg_reward counts only games with at most
             ``epsilon_final``, the final epsilon of other rungs.
         engine: is told of frames and episodes as they arrive.
-        run: has the settings, among them ``frames_per_update`` and ``batch_size``. Its curves show
-            the age of the weights that played the newest transitions.
+        run: has the settings, among them ``frames_per_update`` and ``batch_size``.
     """
     options, state = run.options, engine.state
     known = epsilons <= max(options.epsilon_final, epsilons.min())

@@ -5,9 +5,9 @@ the arrays of a message are copied into rings as they are.
 """
 
 import numpy as np
-import torch
 
-from lib.learning.replay_buffer import ReplayRings
+from lib.devices import Device
+from lib.learning.replay_buffer import ReplayRings, Shape
 from lib.players.n_step import Transitions
 
 
@@ -18,17 +18,11 @@ class MessageReplayBuffer(ReplayRings):
         capacity: transitions to hold. There is extra room for ``capacity // 4`` frames, because a
             message repeats the last frames of the message before. If messages are so short that
             this is not enough, the oldest transitions are dropped earlier.
-        observation_shape: (stack, height, width) of the stacked observation.
-        device: where sampled batches go.
-        seed: of the random samples.
+        observation_shape, device, seed: as of ``ReplayRings``.
     """
 
     def __init__(
-        self,
-        capacity: int,
-        observation_shape: tuple[int, int, int],
-        device: torch.device | str = "cpu",
-        seed: int = 0,
+        self, capacity: int, observation_shape: Shape, device: Device = "cpu", seed: int = 0
     ) -> None:
         n_frames, window = capacity + capacity // 4, 2 * observation_shape[0]
         super().__init__(capacity, n_frames, window, observation_shape, device, seed)

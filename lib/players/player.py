@@ -3,9 +3,9 @@
 The queue is one pipe in each direction. The player sends transitions. The trainer answers with the
 number of transitions it has taken, and a player that is ``bound`` ahead waits for this answer.
 
-So nobody polls in a loop, and a killed process leaves nothing in the system. If one side dies, the
-other reads the end of the pipe at once, even in the middle of a message. A
-``multiprocessing.Queue`` could hang: a dead process may still hold its lock.
+If one side dies, the other reads the end of the pipe at once, even in the middle of a message, and
+nothing is left in the system. A ``multiprocessing.Queue`` could hang: a dead process may still hold
+its lock.
 """
 
 import copy
@@ -38,12 +38,7 @@ START_SECONDS = 120.0  # to start, and for its first transition, if the time lim
 
 
 class ExperienceQueue:
-    """The player's end of the bounded queue.
-
-    Args:
-        pipe: to the trainer.
-        bound: transitions that may be on their way.
-    """
+    """The player's end of the queue: ``bound`` transitions may be on their way to the trainer."""
 
     def __init__(self, pipe: Connection, bound: int) -> None:
         self._pipe, self._free = pipe, bound

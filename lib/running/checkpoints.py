@@ -41,11 +41,7 @@ class CheckpointError(Exception):
 
 
 def find_checkpoint(path: Path, *kinds: str) -> Path:
-    """The first checkpoint that exists.
-
-    Args:
-        path: a run folder, or a checkpoint.
-        kinds: some of ``KINDS``, the preferred one first.
+    """A checkpoint, or the first of these ``KINDS`` in a run folder.
 
     Raises:
         CheckpointError: if there is none.
@@ -57,10 +53,7 @@ def find_checkpoint(path: Path, *kinds: str) -> Path:
 
 
 def read_latest(folder: Path) -> tuple[Path, dict[str, Any], str | None]:
-    """Load the newest whole checkpoint of a run folder.
-
-    Returns:
-        Its file, the checkpoint, and one line if a newer one is damaged.
+    """The file of the newest whole checkpoint, its content, and a line if a newer one is damaged.
 
     Raises:
         CheckpointError: if there is none.

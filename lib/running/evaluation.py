@@ -35,12 +35,7 @@ TRIAL_SEED = 2_000_000  # of the first game of the first trial; far from those a
 
 
 def make_env(recipe: Recipe, **kwargs: Any) -> gym.Env:
-    """A single environment for evaluation; losing a life ends no episode.
-
-    Args:
-        recipe: how games begin, and what the agent sees and does.
-        kwargs: passed to ``gymnasium.make``.
-    """
+    """A single environment for evaluation; losing a life ends no episode. It gets ``kwargs``."""
     env: gym.Env = wrap_deepmind(
         make_atari(recipe.env, noop_max=recipe.noop_max, max_pool=recipe.max_pool, **kwargs),
         episodic_life=False,
@@ -58,11 +53,7 @@ def make_env(recipe: Recipe, **kwargs: Any) -> gym.Env:
 
 
 def make_games(recipe: Recipe, count: int, seed: int) -> StackedVectorEnv:
-    """Games to play at once, which have just begun; game ``i`` gets ``seed + i``.
-
-    The preprocessing and the no-op starts are the standard ones, as ALE's vector environment has
-    them: FIRE comes before the no-ops.
-    """
+    """Games to play at once, with ALE's standard starts; game ``i`` gets ``seed + i``."""
     return StackedVectorEnv(fast_games(recipe.env, count, recipe.max_pool), recipe, seed)
 
 
@@ -80,9 +71,9 @@ def play_games(
 
     Args:
         games: from ``make_games``.
-        q_function: maps uint8 states (n, stack, height, width) to values (n, actions).
+        q_function: wants its states on ``device``.
         epsilon: probability of a random action.
-        device: where ``q_function`` wants its states.
+        device: of ``q_function``.
         seed: of random actions; game ``i`` gets ``seed + i``.
 
     Yields:
@@ -106,14 +97,7 @@ def play_games(
 
 
 def play_game(env: gym.Env, q_function: QFunction, epsilon: float, seed: int) -> Episode:
-    """Play one game of a single environment to its end, as ``play_games`` plays a game.
-
-    Args:
-        env: from ``make_env``.
-        q_function: maps uint8 states (1, stack, height, width) to values (1, actions), on the CPU.
-        epsilon: probability of a random action.
-        seed: of the game and of random actions.
-    """
+    """Play one game of ``make_env`` to its end on the CPU, as ``play_games`` plays a game."""
     random = np.random.default_rng((seed, 1))
     assert isinstance(env.action_space, Discrete)
     state, _ = env.reset(seed=seed)
@@ -127,11 +111,9 @@ def play_game(env: gym.Env, q_function: QFunction, epsilon: float, seed: int) ->
 
 
 def evaluate(q_function: QFunction, run: Run) -> list[float]:
-    """Play 30 games with epsilon 0.01, and write their rewards; none if the run was interrupted.
+    """Play 30 games with epsilon 0.01; none if the run was interrupted.
 
-    Args:
-        q_function: maps uint8 states (n, stack, height, width) to values (n, actions).
-        run: the run of this network; gets ``evaluation/reward`` when all games have ended.
+    TensorBoard gets ``evaluation/reward`` when all games have ended.
 
     Returns:
         The unclipped reward of each game.
@@ -177,10 +159,7 @@ class Trial:
 def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
     """Play ``--trial-games`` new games at once, with epsilon 0.01; signals end them, too.
 
-    Args:
-        agent: maps uint8 states (n, stack, height, width) to values (n, actions).
-        engine: tells the frame; a later trial plays other games.
-        run: the mean of its games must be 1 more than ``--stop-reward``.
+    The frame of the engine decides which games. Their mean must be 1 more than ``--stop-reward``.
     """
     options = run.options
     seed = TRIAL_SEED + engine.state.frames

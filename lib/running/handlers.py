@@ -81,11 +81,8 @@ def attach_handlers(
 def track_reward(engine: Engine, bound: float, passes: Callable[[], bool]) -> None:
     """Smooth the reward exponentially, from the first episode on; stop when the game is solved.
 
-    Args:
-        engine: stops.
-        bound: of avg_reward.
-        passes: is asked when avg_reward has reached the bound, and again after some episodes:
-            whether the game is solved.
+    ``passes`` is asked whether the game is solved, when avg_reward has reached the bound, and again
+    after some episodes.
     """
     state = engine.state
     state.episode = None
@@ -239,10 +236,9 @@ def stop_on_signals(engine: Engine, run: Run) -> None:
 
 
 def end_training(engine: Engine, run: Run) -> None:
-    """Write the outcome when training ends, and give the signals back to ``lib.run``.
+    """Write the outcome when training ends, also by a second Ctrl-C, and give the signals back.
 
-    The last checkpoint comes before it, and the games after training follow. A second Ctrl-C keeps
-    the outcome, too.
+    The last checkpoint comes before it, and the games after training follow.
     """
 
     @engine.on(Events.COMPLETED)

@@ -106,8 +106,7 @@ def launch(
     solved run solved: 0. Every expected failure is one line on standard error.
 
     Args:
-        train: trains until it is done, with the handlers of ``lib.handlers``, and returns the
-            engine's state.
+        train: trains until it is done, and returns the engine's state.
         options_class: the class of the rung's settings.
         description: for ``--help``.
     """
@@ -179,8 +178,7 @@ def on_signals(interrupt: Handler, terminate: Handler) -> None:
 def describe_device_error(error: Exception) -> str | None:
     """The error of the GPU, in one line; None if it is another kind of error.
 
-    A GPU reports an error late, at whatever call comes next. So the place where it is raised
-    means little.
+    A GPU reports an error late, at whatever call comes next.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     if isinstance(error, torch.OutOfMemoryError):
@@ -206,8 +204,7 @@ def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
 def open_folder(options: Options, script: str) -> tuple[Path, dict[str, Any] | None, FileLock]:
     """The folder of the run, its latest checkpoint if it is resumed, and its lock.
 
-    Two processes in one folder would delete each other's checkpoints. The lock is the operating
-    system's: it ends with its process, even if that is killed.
+    The lock is the operating system's: it ends with its process, even if that is killed.
     """
     folder = Path(options.resume) if options.resume else make_folder(options, script)
     lock = FileLock(folder / "lock", blocking=False, thread_local=False, preserve_lock_file=True)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from datetime import timedelta
 
 from ignite.engine import Engine, Events
 from tqdm import tqdm
@@ -51,7 +52,7 @@ class Terminal:
             f"episode {state.episodes:4,}  reward {state.episode.reward:5.0f}  "
             f"avg_reward {state.avg_reward:6.2f}  steps {state.episode.steps:5,}  "
             f"frames {state.frames:9,}  {state.phase} {_fps(state.fps):>9}  "
-            f"{_clock(state.time_passed)}"
+            f"{timedelta(seconds=int(state.time_passed))}"
         )
 
     def reached(self, engine: Engine) -> None:
@@ -106,9 +107,3 @@ class Terminal:
 def _fps(fps: float) -> str:
     """FPS, or a dash before the first measurement of the phase."""
     return f"{fps:,.0f} FPS" if fps else "- FPS"
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
