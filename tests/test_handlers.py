@@ -1,6 +1,7 @@
 """The handlers on a scripted stream of episodes, and what TensorBoard gets of it."""
 
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,10 @@ from lib.games.experience import Episode, Transition
 from lib.learning.agents import LinearSchedule
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.running.evaluation import evaluate
-from lib.running.events import PlayEvents, replay_batches
+from lib.running.events import COUNTERS, PlayEvents, announce, replay_batches
 from lib.running.handlers import attach_handlers
 from lib.running.options import ReplayOptions
-from lib.running.run import Run, Terminated, launch
+from lib.running.run import Run, Terminated, end_on_signals, launch
 
 FRAME = np.zeros((1, 2, 2), np.uint8)
 
@@ -86,6 +87,15 @@ def test_training_begins_when_enough_was_played_and_ends_at_the_frame_limit(tmp_
     assert (state.frames, state.iteration, state.phase) == (50, 0, "filling")
 
 
+def test_an_update_is_due_when_frames_have_arrived():
+    engine = Engine(lambda engine, batch: None)
+    engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
+    engine.state.update_due = False
+    for frames, due in ((0, False), (1, True), (0, True)):
+        announce(engine, frames, [])
+        assert engine.state.update_due is due
+
+
 def test_curves_of_both_phases(tmp_path):
     state, _ = play(tmp_path, [0.0] * 260, replay_initial=2_200, losses=float)
     assert [step for step, _ in curve(tmp_path, "filling/fps")] == [1_000, 2_000]
@@ -129,6 +139,14 @@ def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, 
     for number, error in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)):
         with pytest.raises(error):
             signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_ends_the_program_but_not_under_nohup(ignored, ends):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    end_on_signals()
+    with nullcontext() if ignored else pytest.raises(Terminated, match=str(int(signal.SIGHUP))):
+        signal.raise_signal(signal.SIGHUP)
 
 
 @pytest.mark.parametrize(

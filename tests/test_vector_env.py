@@ -15,7 +15,7 @@ from lib.games.vector_env import (
     StackedVectorEnv,
     VectorExperienceSource,
     ale_games,
-    one_thread_games,
+    fast_games,
 )
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.replay_buffer import Batch, ReplayBuffer
@@ -92,9 +92,9 @@ def test_half_the_resolution_is_means_of_2x2_pixels(played) -> None:
 
 def test_players_with_and_without_the_emulator_play_the_same_pong() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        console = one_thread_games("PongNoFrameskip-v4", N, max_pool=False)
+        console = fast_games("PongNoFrameskip-v4", N, max_pool=False, threads=1)
         patch.setattr(emulator, "missing", lambda: "Numba is missing")
-        ale = one_thread_games("PongNoFrameskip-v4", N, max_pool=False)
+        ale = fast_games("PongNoFrameskip-v4", N, max_pool=False, threads=1)
     assert isinstance(console, ThreadedPongVectorEnv)
     assert isinstance(ale, AtariVectorEnv)
     both = [StackedVectorEnv(games, replace(PONG, stack=2), seed=7) for games in (console, ale)]
@@ -144,7 +144,7 @@ def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:
 
 
 def test_players_play_other_games_with_ale() -> None:
-    assert isinstance(one_thread_games("BreakoutNoFrameskip-v4", 2, False), AtariVectorEnv)
+    assert isinstance(fast_games("BreakoutNoFrameskip-v4", 2, False), AtariVectorEnv)
 
 
 def everything(buffer: ReplayBuffer) -> Batch:

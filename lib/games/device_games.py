@@ -50,8 +50,8 @@ class DeviceStep(NamedTuple):
 class DeviceGames:
     """Several games and their stacked states on a device, as ``StackedVectorEnv`` on the CPU.
 
-    Finished games are reported together, every so many steps. Each report is read when the next one
-    is requested. So the CPU may be two reports ahead of the device; then it waits.
+    Finished games are reported together, every so many steps, and read when the next report is
+    requested. So the CPU may be two reports ahead of the device; then it waits.
 
     Args:
         envs: the games, as those of ``emulator.cuda``, one frame to an observation.
@@ -112,10 +112,7 @@ class DeviceGames:
 
 
 class DeviceExploration:
-    """Replaces greedy actions by random ones with probability epsilon, on the device.
-
-    It draws from torch's generator on the device. The run seeds it, and checkpoints save its state.
-    """
+    """Replaces greedy actions by random ones with probability epsilon, drawn on the device."""
 
     def __init__(self, n_actions: int, epsilon: Callable[[int], float]) -> None:
         self.n_actions, self.epsilon = n_actions, epsilon

@@ -38,7 +38,7 @@ class ExperienceSource:
     environments are chosen together, then each environment is stepped.
 
     Args:
-        envs: environments whose observations are ``LazyFrames``, as ``FrameStack`` returns them.
+        envs: environments whose observations are ``LazyFrames``.
         agent: maps the list of current states to their actions.
         seed: environment ``i`` gets ``seed + i``, so games differ, and can be repeated.
         steps: agent steps of every environment per list.
@@ -52,9 +52,7 @@ class ExperienceSource:
         steps: int = 1,
     ) -> None:
         self.envs = [ResumableEnv(env) for env in envs]
-        self.agent = agent
-        self.seed = seed
-        self.steps = steps
+        self.agent, self.seed, self.steps = agent, seed, steps
         self._states: list[Any] = []
         self._begins = [True] * len(envs)  # whether the next step is the first of an episode
 
@@ -85,16 +83,12 @@ class ExperienceSource:
                     if begins[i]:
                         states[i], reset_info = env.reset()
                         info = reset_info | info
-                    episode = info.get("episode")  # from RecordEpisodeStatistics
+                    ended = info.get("episode")  # from RecordEpisodeStatistics
+                    episode = ended and Episode(float(ended["r"]), int(ended["l"]))
+                    frame = next_state.frames[-1]
                     transitions.append(
                         Transition(
-                            env=i,
-                            action=action,
-                            reward=float(reward),
-                            terminated=terminated,
-                            frame=next_state.frames[-1],
-                            first_frame=first_frame,
-                            episode=episode and Episode(float(episode["r"]), int(episode["l"])),
+                            i, action, float(reward), terminated, frame, first_frame, episode
                         )
                     )
             yield transitions

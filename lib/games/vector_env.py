@@ -7,7 +7,7 @@ games are played between the two.
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -34,23 +34,6 @@ class VectorStep(NamedTuple):
         return int((self.rewards > 0).sum()), int((self.rewards < 0).sum())
 
 
-class Games(Protocol):
-    """A vector environment whose step has two halves; it resets games that end."""
-
-    num_envs: int
-    single_action_space: Any
-    single_observation_space: Any
-
-    def reset(self, *, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin new games."""
-
-    def send(self, actions: np.ndarray) -> None:
-        """Hand over the actions; the games are played meanwhile."""
-
-    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Wait for the games."""
-
-
 def ale_games(
     env_id: str, num_envs: int, threads: int = 0, max_pool: bool = True
 ) -> AtariVectorEnv:
@@ -73,47 +56,39 @@ def ale_games(
     )
 
 
-def one_thread_games(env_id: str, num_envs: int, max_pool: bool) -> Games:
-    """Games in one thread, for players that have a core each.
+def fast_games(env_id: str, num_envs: int, max_pool: bool, threads: int = 0) -> Any:
+    """Pong played by ``emulator``, where Numba can compile it, and every other game by ALE.
 
-    Pong is played by ``emulator``, where Numba can compile it, and every other game
-    by ALE. Both play the same games, pixel for pixel. So players of both kinds can play together.
+    Both play the same games, pixel for pixel. So players of both kinds can play together.
 
     Args:
-        env_id, num_envs, max_pool: as for ``ale_games``.
+        env_id, num_envs, max_pool, threads: as for ``ale_games``.
     """
     if env_id.startswith("Pong") and not emulator.missing():
         return emulator.PongVectorEnv(
-            num_envs, threads=1, stack=1, max_pool=max_pool, reward_clipping=False
+            num_envs, threads=threads, stack=1, max_pool=max_pool, reward_clipping=False
         )
-    return ale_games(env_id, num_envs, threads=1, max_pool=max_pool)
+    return ale_games(env_id, num_envs, threads, max_pool)
 
 
 class StackedVectorEnv:
     """Several games with the DeepMind preprocessing, and their stacked states.
 
-    The emulator gives single frames. They are stacked here, as ``FrameStack`` does it: a new game
-    begins with its first frame repeated. When a game ends, the next one begins in the same step.
+    Single frames are stacked here, as ``FrameStack`` does it: a new game begins with its first
+    frame repeated. When a game ends, the next one begins in the same step.
 
-    A lost life ends an episode, as with ``EpisodicLife``, and the game goes on. Nobody presses FIRE
-    then: the agent does, if the game waits for it.
+    A lost life ends an episode, as with ``EpisodicLife``, and the game goes on: the agent presses
+    FIRE, if the game waits for it.
 
     Args:
-        envs: the games, with one frame per observation: of ``ale_games``, or others with the same
-            methods.
+        envs: the games, with one frame per observation: of ``ale_games`` or ``fast_games``.
         recipe: how many frames make a state, what it shows of them, and which actions to use.
         seed: game ``i`` gets ``seed + i``.
     """
 
-    def __init__(
-        self,
-        envs: Games,
-        recipe: Recipe,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, envs: Any, recipe: Recipe, seed: int = 0) -> None:
         self._envs, self._recipe, self._seed = envs, recipe, seed
-        every = range(int(self._envs.single_action_space.n))
-        self._actions = np.array(every if recipe.actions is None else recipe.actions)
+        self._actions = np.array(recipe.actions or range(int(envs.single_action_space.n)))
         self.n_actions = len(self._actions)
         frame = np.zeros(envs.single_observation_space.shape[-2:], np.uint8)
         self.shape = (envs.num_envs, recipe.stack, *recipe.seen(frame).shape)  # of the states
@@ -122,10 +97,7 @@ class StackedVectorEnv:
 
     @cached_property
     def states(self) -> np.ndarray:
-        """uint8, (n, stack, height, width). The games begin when they are first wanted.
-
-        By then the network can have been compiled, while another process compiles the emulator.
-        """
+        """uint8, (n, stack, height, width). Games begin when they are wanted: all is compiled."""
         frames, info = self._envs.reset(seed=self._seed)
         self._lives = info.get("lives", np.zeros(len(frames), dtype=np.int64))
         return np.repeat(self._recipe.seen(frames), self._recipe.stack, axis=1)
@@ -163,16 +135,12 @@ class VectorExperienceSource:
     """Steps a vector environment forever; it plays while the network learns.
 
     Iterating yields lists of one transition per game. They are from the step before: the emulator
-    already has the next actions.
-
-    Args:
-        envs: the games.
-        agent: maps uint8 states (n, stack, height, width) to actions, int64 (n,).
+    already has the next actions. ``agent`` maps uint8 states (n, stack, height, width) to actions,
+    int64 (n,).
     """
 
     def __init__(self, envs: StackedVectorEnv, agent: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.envs = envs
-        self.agent = agent
+        self.envs, self.agent = envs, agent
 
     def __iter__(self) -> Iterator[list[Transition]]:
         transitions: list[Transition] = []

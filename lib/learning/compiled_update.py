@@ -50,8 +50,7 @@ def _shape_of_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 class MixedWeights:
     """The weights of a network in float32 for Adam, and copies of them to compute with.
 
-    Source: Kingma and Ba, arXiv:1412.6980; Micikevicius et al., arXiv:1710.03740, for keeping
-    the weights in two precisions.
+    Source: Kingma and Ba, arXiv:1412.6980; Micikevicius et al., arXiv:1710.03740, for the copies.
 
     Args:
         network: gives the weights, and uses the copies.
@@ -75,7 +74,6 @@ class MixedWeights:
         self.learning_rate = torch.full((), learning_rate, device=device)
         self.mean_decay = torch.ones((), device=device)  # beta to the power of the number of steps
         self.square_decay = torch.ones((), device=device)
-        self.gradient_norm = torch.zeros((), device=device)  # of the last update
         self.weights: Weights = dict(network.named_parameters())
         self.compute = {
             name: w.detach().to(torch.float32 if name.startswith(exact) else dtype, copy=True)
@@ -90,8 +88,8 @@ class MixedWeights:
 
     @property
     def changing(self) -> list[torch.Tensor]:
-        """Everything that an update changes."""
-        return tree_leaves([self._parts(), self.compute, self.learning_rate, self.gradient_norm])
+        """Everything that an update, or its trial, changes."""
+        return tree_leaves([self._parts(), self.compute, self.learning_rate])
 
     def state_dict(self) -> dict[str, Weights]:
         """For a checkpoint; a network of the same class can load its ``weights``."""
@@ -114,8 +112,6 @@ class MixedWeights:
     @torch.no_grad()
     def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         """Make a step of Adam, and refresh the copies."""
-        squares = [gradient.float().square().sum() for gradient in gradients.values()]
-        self.gradient_norm.copy_(torch.stack(squares).sum().sqrt())
         # A running product: the compiler would compute a power for every weight.
         self.mean_decay.mul_(betas[0])
         self.square_decay.mul_(betas[1])
@@ -134,9 +130,6 @@ class AveragedWeights(MixedWeights):
 
     Single updates change single decisions. Their average is a steadier agent than the last weights,
     and it is the agent of which avg_reward speaks.
-
-    Args:
-        as of ``MixedWeights``.
 
     Attributes:
         averaging: how far an update moves the average to the weights: 1 for all the way. A tensor.
@@ -183,10 +176,8 @@ def captured(function: Callable[[], Result]) -> Callable[[], Result]:
     """Capture the function as one CUDA graph, which launches all its kernels with a single call.
 
     The function must read only tensors that stay in their place, and must not wait for the GPU.
-    Capturing calls it a few times.
-
-    Returns:
-        Replays the graph; its result is in the same place each time.
+    Capturing calls it a few times. What is returned replays the graph, with the result in the same
+    place each time.
     """
     side = torch.cuda.Stream()  # capturing needs its own stream, and all memory allocated
     side.wait_stream(torch.cuda.current_stream())
@@ -236,9 +227,8 @@ def compiled_way(
 class CapturedForward:
     """A function of states, for choosing actions; on the GPU it is one CUDA graph.
 
-    Without the graph, the CPU takes longer to launch the twenty or so kernels than the GPU takes
-    to run them. If there are fewer states than places, old states fill the other places, which
-    costs no time on a GPU.
+    Launching its twenty or so kernels takes the CPU longer than running them takes the GPU. If
+    there are fewer states than places, old states fill the other places.
 
     Args:
         function: maps states, uint8 (n, stack, height, width), to values (n, ...), or to values
@@ -304,10 +294,7 @@ class CompiledUpdate:
         self._call, self._device, self._net, self._others = update, device, net, others
 
     def compile(self) -> None:
-        """Compile, and on the GPU capture, what works there; nothing is learned by it.
-
-        What the update reads must already hold something, if only zeros.
-        """
+        """Compile, and on the GPU capture, what works there; nothing is learned by it."""
         kept = Kept(self._device, [*self._net.changing, *self._others])
         on_gpu, allowed = is_asynchronous(self._device), ROUNDING[self._net.dtype]
 

@@ -25,26 +25,19 @@ def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: flo
 
 
 def squared_error(q: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean squared error of the values of the actions that were taken.
+    """Mean squared error of the values of the actions that were taken, a float32 scalar.
 
     Args:
         q: values of all actions, (batch, actions).
         actions: the actions that were taken, int64, (batch,).
         targets: of the values of these actions, float32, (batch,).
-
-    Returns:
-        A float32 scalar.
     """
     taken = q.gather(1, actions.unsqueeze(1)).squeeze(1)
     return mse_loss(taken.float(), targets)
 
 
 def lambda_returns(
-    rewards: torch.Tensor,
-    ended: torch.Tensor,
-    values: torch.Tensor,
-    gamma: float,
-    trace: float,
+    rewards: torch.Tensor, ended: torch.Tensor, values: torch.Tensor, gamma: float, trace: float
 ) -> torch.Tensor:
     """Q(lambda) returns of a rollout: a mix of the rewards and of the network's own estimates.
 

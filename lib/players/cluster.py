@@ -39,8 +39,7 @@ class Players:
     """The players, and their transitions, while the ``with`` lasts.
 
     Iterating yields lists of transitions that have arrived. After a second without any it yields an
-    empty list, so that the caller can stop. If a player dies, one line says so, Ray restarts it
-    where there is room, and the others continue.
+    empty list, so that the caller can stop. If a player dies, one line says so.
 
     Args:
         player: a class. Each actor creates one object from its number and ``args``; the method
@@ -148,8 +147,7 @@ class Players:
             pass
         if (number in self._lost) == (transitions is not None):  # this is new
             self._lost ^= {number}
-            told = "lost" if number in self._lost else "back"
-            count = self._options.players
+            told, count = "lost" if number in self._lost else "back", self._options.players
             left = f"{count - len(self._lost)} of {count} play"
             print(f"player {number} is {told}, {left}", flush=True)
         return transitions
@@ -160,7 +158,8 @@ def learn_from(
 ) -> Iterator[Batch]:
     """The engine's batches: store what players send, and sample in proportion to it.
 
-    A message's updates follow it before the next message is counted.
+    A message's updates follow it before the next message is counted. Curves show the age of the
+    weights that played the newest transitions.
 
     Args:
         players: send transitions.
@@ -168,8 +167,7 @@ def learn_from(
         epsilons: float, (players, games of each). avg_reward counts only games with at most
             ``epsilon_final``, the final epsilon of other rungs.
         engine: is told of frames and episodes as they arrive.
-        run: has the settings, among them ``frames_per_update`` and ``batch_size``. Its curves show
-            the age of the weights that played the newest transitions.
+        run: has the settings, among them ``frames_per_update`` and ``batch_size``.
     """
     options, state = run.options, engine.state
     known = epsilons <= max(options.epsilon_final, epsilons.min())
@@ -189,7 +187,7 @@ def learn_from(
             announce(engine, new.played, episodes)
             if engine.should_terminate:
                 return
-            if buffer.added >= options.replay_initial:  # not len, which may fall again
+            if buffer.added >= options.replay_initial:
                 due += new.played / options.frames_per_update
             while due >= 1:
                 due -= 1

@@ -3,9 +3,9 @@
 The queue is one pipe in each direction. The player sends transitions. The trainer answers with the
 number of transitions it has taken, and a player that is ``bound`` ahead waits for this answer.
 
-So nobody polls in a loop, and a killed process leaves nothing in the system. If one side dies, the
-other reads the end of the pipe at once, even in the middle of a message. A
-``multiprocessing.Queue`` could hang: a dead process may still hold its lock.
+If one side dies, the other reads the end of the pipe at once, even in the middle of a message, and
+nothing is left in the system. A ``multiprocessing.Queue`` could hang: a dead process may still hold
+its lock.
 """
 
 import copy
@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
@@ -39,12 +38,7 @@ START_SECONDS = 120.0  # to start, and for its first transition, if the time lim
 
 
 class ExperienceQueue:
-    """The player's end of the bounded queue.
-
-    Args:
-        pipe: to the trainer.
-        bound: transitions that may be on their way.
-    """
+    """The player's end of the queue: ``bound`` transitions may be on their way to the trainer."""
 
     def __init__(self, pipe: Connection, bound: int) -> None:
         self._pipe, self._free = pipe, bound
@@ -93,14 +87,14 @@ class Player:
     ) -> None:
         self.bound, self.timeout = bound, timeout
         self._play, self._args, self._seed = play, args, seed
-        self._on_cpu = torch.device(device).type == "cpu"
+        self._on_gpu = torch.device(device).type != "cpu"
         self._copies: list[CopyOnCpu] = []
         self._lost: Failure | None = None
 
     def __enter__(self) -> Self:
         args = self._args
         if any(map(_is_on_gpu, args)):
-            if not self._on_cpu:
+            if self._on_gpu:
                 try:
                     self._start(args)
                     return self
@@ -112,7 +106,7 @@ class Player:
 
     def _for_cpu(self, arg: Any) -> Any:
         """The argument for a player that acts on the CPU, of a trainer on the GPU."""
-        if isinstance(arg, PlayerOptions) and not self._on_cpu:
+        if isinstance(arg, PlayerOptions):
             return replace(arg, play_device="cpu")
         if not _is_on_gpu(arg):
             return arg
@@ -133,24 +127,28 @@ class Player:
             with signals_blocked():
                 self.process.start()
             theirs.close()  # now the player alone holds this end, so its death ends the pipe
-            if not self._pipe.poll(max(self.timeout, START_SECONDS)):
+            if not self._received(max(self.timeout, START_SECONDS)):
                 raise Failure("the player did not start")
-            self._received()  # it has its arguments
         except BaseException:
             self._end(patience=0)
             raise
 
-    def _received(self) -> Any:
-        """The next message."""
+    def _received(self, seconds: float) -> Any:
+        """The next message; None if none arrives within so many seconds."""
         try:
-            message = self._pipe.recv()
+            message = self._pipe.recv() if self._pipe.poll(seconds) else None
         except (EOFError, OSError):  # between messages, or within one
-            raise Failure(f"the player {how_it_ended(self.process)}") from None
+            self.process.join(EXIT_SECONDS)
+            code = self.process.exitcode
+            end = f"ended with exit code {code}"
+            if code is not None and code < 0:
+                end = f"was killed by {signal.Signals(-code).name}"
+            raise Failure(f"the player {end}") from None
         if isinstance(message, str):
             raise Failure(f"the player failed: {message}")
         return message
 
-    def _end(self, patience: float = EXIT_SECONDS) -> None:
+    def _end(self, patience: float) -> None:
         self._pipe.close()  # the player notices this and ends
         if self.process.pid is not None:
             self.process.join(patience)
@@ -158,41 +156,31 @@ class Player:
             self.process.join()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._end()
+        self._end(EXIT_SECONDS)
         if self._lost and not error:
             raise self._lost
 
     def __iter__(self) -> Iterator[list[Transition]]:
         deadline = time.monotonic() + max(self.timeout, START_SECONDS)
-        while True:
+        while not self._lost:
             taken: list[Transition] = []
             try:
-                while len(taken) < self.bound and self._pipe.poll(0 if taken else WAIT_SECONDS):
-                    taken.append(self._received())
-                if taken:
-                    for mirrored in self._copies:
-                        mirrored.refresh()
-                    self._pipe.send(len(taken))
-                    deadline = time.monotonic() + self.timeout
-                elif time.monotonic() > deadline:
+                while len(taken) < self.bound and (
+                    transition := self._received(0 if taken else WAIT_SECONDS)
+                ):
+                    taken.append(transition)
+                if not taken and time.monotonic() > deadline:
                     self.process.kill()  # it would not notice a closed pipe
                     raise Failure(f"the player sent nothing for {self.timeout:g} seconds")
-            except OSError:
-                self._lost = Failure(f"the player {how_it_ended(self.process)}")
             except Failure as failure:
                 self._lost = failure
-            if self._lost:
-                return
+            if taken:
+                deadline = time.monotonic() + self.timeout
+                for copied in self._copies:
+                    copied.refresh()
+                with suppress(OSError):  # if the player has ended, the next message says so
+                    self._pipe.send(len(taken))
             yield taken
-
-
-def how_it_ended(process: BaseProcess) -> str:
-    """How a process ended whose pipes have ended, in words."""
-    process.join(EXIT_SECONDS)
-    code = process.exitcode
-    if code is not None and code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
 
 
 class CopyOnCpu:
@@ -259,7 +247,7 @@ def _run_player(
     exit_code = 0
     try:
         args = ForkingPickler.loads(packed)
-        pipe.send(None)
+        pipe.send(True)
         play(ExperienceQueue(pipe, bound), *args)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer has ended

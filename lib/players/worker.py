@@ -12,36 +12,25 @@ import numpy as np
 import torch
 from torch import nn
 
-from lib.games.vector_env import StackedVectorEnv, one_thread_games
-from lib.running.options import ReplayOptions, option
+from lib.games.vector_env import StackedVectorEnv, fast_games
+from lib.running.options import ReplayOptions, of_playing, of_wrappers
 
 
 @dataclass(frozen=True)
 class ClusterOptions(ReplayOptions):
     """Settings of rungs whose players are Ray actors; another cluster may resume a run."""
 
-    address: str = option(
-        "",
-        "host:port of the Ray cluster to join (default: start Ray here)",
-        group="playing",
-        free=True,
+    address: str = of_playing(
+        "", "host:port of the Ray cluster to join (default: start Ray here)", free=True
     )
-    players: int = option(
-        1, "number of players (Ray actors)", 1, 10_000, group="playing", free=True
-    )
-    envs: int = option(8, "environments of each player, stepped together", 1, 256, group="playing")
-    message_steps: int = option(
-        32, "steps of each game per message to the learner", 10, 1_000, group="playing"
-    )
-    max_pool: bool = option(
-        False, "frame skip takes the maximum of the last two frames", group="wrappers"
-    )
-    stack: int = option(2, "stacked frames per state", 1, 16, group="wrappers")
-    sync_updates: int = option(
-        50, "updates between broadcasts of the weights", 1, 10**9, group="playing"
-    )
-    player_timeout: float = option(
-        60.0, "fail after so many seconds without a frame", 1, 10**6, group="playing", free=True
+    players: int = of_playing(1, "number of players (Ray actors)", 1, 10_000, free=True)
+    envs: int = of_playing(8, "environments of each player, stepped together", 1, 256)
+    message_steps: int = of_playing(32, "steps of each game per message to the learner", 10, 1_000)
+    max_pool: bool = of_wrappers(False, "frame skip takes the maximum of the last two frames")
+    stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
+    sync_updates: int = of_playing(50, "updates between broadcasts of the weights", 1)
+    player_timeout: float = of_playing(
+        60.0, "fail after so many seconds without a frame", 1, 10**6, free=True
     )
 
     @property
@@ -62,7 +51,7 @@ class ClusterOptions(ReplayOptions):
 
     def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
         """Some games, in one thread."""
-        games = one_thread_games(self.env, count, self.max_pool)
+        games = fast_games(self.env, count, self.max_pool, threads=1)  # a core for each player
         return StackedVectorEnv(games, self.recipe, seed)
 
 

@@ -41,27 +41,19 @@ class CheckpointError(Exception):
 
 
 def find_checkpoint(path: Path, *kinds: str) -> Path:
-    """The first checkpoint that exists.
-
-    Args:
-        path: a run folder, or a checkpoint.
-        kinds: some of ``KINDS``, the preferred one first.
+    """A checkpoint, or the first of these ``KINDS`` in a run folder.
 
     Raises:
         CheckpointError: if there is none.
     """
-    files = [path / FOLDER / f"{kind}.pt" for kind in kinds]
-    for file in (path, *files):
+    for file in (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds)):
         if file.is_file():
             return file
     raise CheckpointError(f"{path} has no checkpoint in a folder {FOLDER}")
 
 
 def read_latest(folder: Path) -> tuple[Path, dict[str, Any], str | None]:
-    """Load the newest whole checkpoint of a run folder.
-
-    Returns:
-        Its file, the checkpoint, and one line if a newer one is damaged.
+    """The file of the newest whole checkpoint, its content, and a line if a newer one is damaged.
 
     Raises:
         CheckpointError: if there is none.
@@ -147,13 +139,11 @@ def save_checkpoints(
 
     def save() -> None:
         nonlocal best
-        agent = {SETTINGS: describe_settings(run, saved.get("net"))}
-        for name, part in (saved | figures).items():
-            if name not in REPLAY:
-                agent[name] = part.state_dict()
-        replay = {}
-        if options.checkpoint_replay:
-            replay = {name: saved[name].state_dict() for name in REPLAY if name in saved}
+        kept = {name: saved[name] for name in REPLAY if name in saved and options.checkpoint_replay}
+        replay = {name: part.state_dict() for name, part in kept.items()}
+        parts = {name: part for name, part in (saved | figures).items() if name not in REPLAY}
+        agent = {name: part.state_dict() for name, part in parts.items()}
+        agent[SETTINGS] = describe_settings(run, saved.get("net"))
         try:
             if state.iteration and state.episodes and state.avg_reward > best:
                 write_checkpoint(folder / "best.pt", agent)
@@ -223,11 +213,8 @@ def reward_of(file: Path) -> float:
 
 def describe_settings(run: "Run", net: Any) -> dict[str, Any]:
     """What a resumed run must agree with, and what ``lib.running.evaluation`` needs to play."""
-    kept = {
-        "script": run.script,
-        "hyperparameters": asdict(run.options),
-        "recipe": asdict(run.options.recipe),
-    }
+    settings, recipe = asdict(run.options), asdict(run.options.recipe)
+    kept = {"script": run.script, "hyperparameters": settings, "recipe": recipe}
     network = getattr(net, "network", net)  # of MixedWeights
     if network is not None:
         kept["network"] = {"class": type(network).__name__, "arguments": network.arguments}
@@ -247,13 +234,11 @@ class Progress:
         for file in files:  # a checkpoint must not outlive the points that it counts
             with file.open("rb+") as events:
                 os.fsync(events.fileno())
-        device = self.run.device
-        on_cpu = device.type == "cpu"
+        gpu = self._gpu()
         return {
             **{name: getattr(self.engine.state, name) for name in COUNTERS},
             "random": torch.get_rng_state(),
-            # For a replay buffer on a GPU.
-            "device_random": None if on_cpu else torch.get_device_module(device).get_rng_state(),
+            "device_random": gpu.get_rng_state() if gpu else None,  # for what is drawn there
             "events": {file.name: file.stat().st_size for file in files},
         }
 
@@ -262,5 +247,10 @@ class Progress:
         for name in COUNTERS:
             setattr(self.engine.state, name, state[name])
         torch.set_rng_state(state["random"])
-        if state["device_random"] is not None:
-            torch.get_device_module(self.run.device).set_rng_state(state["device_random"])
+        if (gpu := self._gpu()) and state["device_random"] is not None:
+            gpu.set_rng_state(state["device_random"])
+
+    def _gpu(self) -> Any:
+        """The module of the GPU that has random numbers of its own; None on the CPU."""
+        device = self.run.device
+        return None if device.type == "cpu" else torch.get_device_module(device)

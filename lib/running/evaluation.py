@@ -17,10 +17,9 @@ from gymnasium.wrappers import TransformAction, TransformObservation
 from ignite.engine import Engine
 from tqdm import tqdm
 
-import emulator
 from lib.games.atari_wrappers import check_env_id, make_atari, wrap_deepmind
 from lib.games.experience import Episode
-from lib.games.vector_env import StackedVectorEnv, ale_games
+from lib.games.vector_env import StackedVectorEnv, fast_games
 from lib.learning.agents import QFunction
 from lib.learning.dqn_model import DQN, NETWORKS
 from lib.recipe import Recipe
@@ -36,12 +35,7 @@ TRIAL_SEED = 2_000_000  # of the first game of the first trial; far from those a
 
 
 def make_env(recipe: Recipe, **kwargs: Any) -> gym.Env:
-    """A single environment for evaluation; losing a life ends no episode.
-
-    Args:
-        recipe: how games begin, and what the agent sees and does.
-        kwargs: passed to ``gymnasium.make``.
-    """
+    """A single environment for evaluation; losing a life ends no episode. It gets ``kwargs``."""
     env: gym.Env = wrap_deepmind(
         make_atari(recipe.env, noop_max=recipe.noop_max, max_pool=recipe.max_pool, **kwargs),
         episodic_life=False,
@@ -49,8 +43,8 @@ def make_env(recipe: Recipe, **kwargs: Any) -> gym.Env:
         stack=recipe.stack,
         resize=recipe.resize,
     )
-    assert isinstance(env.observation_space, Box)
-    actions, space = recipe.actions, env.observation_space
+    space, actions = env.observation_space, recipe.actions
+    assert isinstance(space, Box)
     space = Box(recipe.seen(space.low), recipe.seen(space.high), dtype=np.uint8)
     env = TransformObservation(env, recipe.seen, space)
     if actions is None:
@@ -59,20 +53,8 @@ def make_env(recipe: Recipe, **kwargs: Any) -> gym.Env:
 
 
 def make_games(recipe: Recipe, count: int, seed: int) -> StackedVectorEnv:
-    """Games to play at once, which have just begun; game ``i`` gets ``seed + i``.
-
-    The preprocessing and the no-op starts are the standard ones, as ALE's vector environment has
-    them: FIRE comes before the no-ops. Pong is played by ``emulator``, where Numba can compile
-    it, and every other game by ALE.
-    """
-    games: Any
-    if recipe.env.startswith("Pong") and not emulator.missing():
-        games = emulator.PongVectorEnv(
-            count, stack=1, max_pool=recipe.max_pool, reward_clipping=False
-        )
-    else:
-        games = ale_games(recipe.env, count, max_pool=recipe.max_pool)
-    return StackedVectorEnv(games, recipe, seed)
+    """Games to play at once, with ALE's standard starts; game ``i`` gets ``seed + i``."""
+    return StackedVectorEnv(fast_games(recipe.env, count, recipe.max_pool), recipe, seed)
 
 
 def play_games(
@@ -89,17 +71,16 @@ def play_games(
 
     Args:
         games: from ``make_games``.
-        q_function: maps uint8 states (n, stack, height, width) to values (n, actions).
+        q_function: wants its states on ``device``.
         epsilon: probability of a random action.
-        device: where ``q_function`` wants its states.
+        device: of ``q_function``.
         seed: of random actions; game ``i`` gets ``seed + i``.
 
     Yields:
         After each step the games that ended with it, each with its number, from 0 on.
     """
     randoms = [np.random.default_rng((seed + i, 1)) for i in range(len(games.states))]
-    actions = np.zeros(len(randoms), dtype=np.int64)
-    playing = np.arange(len(randoms))
+    actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))
     while len(playing):
         (states,) = upload(torch.device(device), games.states[playing])
         with torch.no_grad():
@@ -116,14 +97,7 @@ def play_games(
 
 
 def play_game(env: gym.Env, q_function: QFunction, epsilon: float, seed: int) -> Episode:
-    """Play one game of a single environment to its end, as ``play_games`` plays a game.
-
-    Args:
-        env: from ``make_env``.
-        q_function: maps uint8 states (1, stack, height, width) to values (1, actions), on the CPU.
-        epsilon: probability of a random action.
-        seed: of the game and of random actions.
-    """
+    """Play one game of ``make_env`` to its end on the CPU, as ``play_games`` plays a game."""
     random = np.random.default_rng((seed, 1))
     assert isinstance(env.action_space, Discrete)
     state, _ = env.reset(seed=seed)
@@ -139,11 +113,7 @@ def play_game(env: gym.Env, q_function: QFunction, epsilon: float, seed: int) ->
 def evaluate(q_function: QFunction, run: Run) -> list[float]:
     """Play 30 games with epsilon 0.01; none if the run was interrupted.
 
-    Prints mean and spread, and writes each game to TensorBoard when all have ended.
-
-    Args:
-        q_function: maps uint8 states (n, stack, height, width) to values (n, actions).
-        run: the run of this network; gets ``evaluation/reward`` for each game.
+    TensorBoard gets ``evaluation/reward`` when all games have ended.
 
     Returns:
         The unclipped reward of each game.
@@ -189,10 +159,7 @@ class Trial:
 def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
     """Play ``--trial-games`` new games at once, with epsilon 0.01; signals end them, too.
 
-    Args:
-        agent: maps uint8 states (n, stack, height, width) to values (n, actions).
-        engine: tells the frame; a later trial plays other games.
-        run: the mean of its games must be 1 more than ``--stop-reward``.
+    The frame of the engine decides which games. Their mean must be 1 more than ``--stop-reward``.
     """
     options = run.options
     seed = TRIAL_SEED + engine.state.frames
@@ -232,8 +199,7 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Recipe]:
             f"the checkpoint of {settings['script']} does not name its network: an earlier version "
             "saved it, so play it with that version"
         )
-    told = settings["network"]
-    weights = checkpoint.get("net", {})
+    told, weights = settings["network"], checkpoint.get("net", {})
     try:
         recipe = Recipe(**settings["recipe"])
         check_env_id(recipe.env)

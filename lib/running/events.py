@@ -78,16 +78,10 @@ def play(
 
 
 def announce(engine: Engine, frames: int, episodes: Iterable[Episode | None]) -> None:
-    """Count new frames and finished games, and fire their events.
-
-    Args:
-        engine: counts them.
-        frames: number of new frames, of all environments.
-        episodes: the games that ended with these frames.
-    """
+    """Count new frames, and the games that ended with them, and fire their events."""
     state = engine.state
     state.frames += frames
-    state.update_due = True
+    state.update_due |= frames > 0
     engine.fire_event(PlayEvents.FRAMES_PLAYED)
     for episode in episodes:
         if episode:

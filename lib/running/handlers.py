@@ -13,11 +13,12 @@ The handlers keep their figures in the engine's state, beside those of ``lib.run
 
 import math
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
 from ignite.engine import Engine, Events
-from ignite.handlers import TensorboardLogger, Timer
+from ignite.handlers import TensorboardLogger
 from ignite.metrics import RunningAverage
 from ignite.metrics.metric import MetricUsage
 
@@ -25,7 +26,7 @@ from lib.learning.agents import QFunction, Schedule
 from lib.running.checkpoints import save_checkpoints
 from lib.running.evaluation import try_agent
 from lib.running.events import COUNTERS, PlayEvents
-from lib.running.run import Failure, Run, end_on_signals
+from lib.running.run import Failure, Run, end_on_signals, on_signals
 from lib.running.terminal import Terminal
 
 FILLING_EVERY = 1_000  # frames
@@ -80,11 +81,8 @@ def attach_handlers(
 def track_reward(engine: Engine, bound: float, passes: Callable[[], bool]) -> None:
     """Smooth the reward exponentially, from the first episode on; stop when the game is solved.
 
-    Args:
-        engine: stops.
-        bound: of avg_reward.
-        passes: is asked when avg_reward has reached the bound, and again after some episodes:
-            whether the game is solved.
+    ``passes`` is asked whether the game is solved, when avg_reward has reached the bound, and again
+    after some episodes.
     """
     state = engine.state
     state.episode = None
@@ -121,11 +119,8 @@ class Speed:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.clock, self.phase, self.lap = Timer(), Timer(), Timer()
-        self.phase_frames = self.lap_frames = 0  # at the start of the phase and of the lap
-        # Of the run that is resumed:
-        self.seconds_before = self.training_seconds_before = 0.0
-        self.training_frames_before = 0
+        # Of the run that is resumed: all seconds, and seconds and frames of its training.
+        self.before = (0.0, 0.0, 0)
         state = engine.state
         state.phase, state.fps, state.avg_fps, state.time_passed = "filling", 0.0, 0.0, 0.0
         state.update_due = False
@@ -133,13 +128,13 @@ class Speed:
         engine.add_event_handler(Events.STARTED, self.start)
         engine.add_event_handler(Events.ITERATION_STARTED, self.iteration_started)
         engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
-        measured = Events.ITERATION_COMPLETED(every=LOG_EVERY) | Events.COMPLETED
-        engine.add_event_handler(measured, self.measure)
+        engine.add_event_handler(Events.ITERATION_COMPLETED(every=LOG_EVERY), self.measure)
+        engine.add_event_handler(Events.COMPLETED, self.end)
 
     def start(self) -> None:
-        """Start all clocks."""
-        for timer in (self.clock, self.phase, self.lap):
-            timer.reset()
+        """Start all clocks; each remembers when it began, and at which frame."""
+        self.began = time.monotonic() - self.before[0]
+        self.phase = self.lap = (time.monotonic(), self.engine.state.frames)
 
     def iteration_started(self) -> None:
         """Begin the training phase with the first update."""
@@ -150,50 +145,56 @@ class Speed:
         self.measure()
         self.engine.fire_event(PlayEvents.TRAINING_BEGINS)
         state.phase, state.fps = "training", 0.0
-        self.phase_frames = self.lap_frames = state.frames
-        self.phase.reset()
-        self.lap.reset()
+        self.phase = self.lap = (time.monotonic(), state.frames)
 
     def frames_played(self) -> None:
         """Update the time; while filling, also measure FPS now and then."""
         state = self.engine.state
-        state.time_passed = self.seconds_before + self.clock.value()
-        if state.phase == "filling" and state.frames - self.lap_frames >= FILLING_EVERY:
+        state.time_passed = time.monotonic() - self.began
+        if state.phase == "filling" and state.frames - self.lap[1] >= FILLING_EVERY:
             self.measure()
             self.engine.fire_event(PlayEvents.FILLING)
 
     def measure(self) -> None:
         """Measure frames per second since the last call, and over the whole phase."""
-        state = self.engine.state
-        state.time_passed = self.seconds_before + self.clock.value()
-        frames, seconds = state.frames - self.phase_frames, self.phase.value()
+        state, now = self.engine.state, time.monotonic()
+        state.time_passed = now - self.began
+        seconds, frames = now - self.phase[0], state.frames - self.phase[1]
         if state.phase == "training":
-            frames += self.training_frames_before
-            seconds += self.training_seconds_before
+            seconds, frames = self.trained()
         if frames > 0:
             state.avg_fps = frames / seconds
-        if state.frames > self.lap_frames:
-            state.fps = (state.frames - self.lap_frames) / self.lap.value()
-            self.lap_frames = state.frames
-            self.lap.reset()
+        if state.frames > self.lap[1]:
+            state.fps = (state.frames - self.lap[1]) / (now - self.lap[0])
+            self.lap = (now, state.frames)
+
+    def trained(self) -> tuple[float, int]:
+        """Seconds and frames of training so far."""
+        _, seconds, frames = self.before
+        if self.engine.state.phase == "filling":
+            return seconds, frames
+        began, first = self.phase
+        return seconds + time.monotonic() - began, frames + self.engine.state.frames - first
+
+    def end(self) -> None:
+        """The last measurement is that of training, also if a resumed run was filling again."""
+        self.measure()
+        seconds, frames = self.trained()
+        if frames > 0:
+            self.engine.state.avg_fps = frames / seconds
 
     def state_dict(self) -> dict[str, float]:
         """For a checkpoint: the time so far, and the time of training."""
-        state = self.engine.state
-        training = state.phase == "training"
-        return {
-            "seconds": self.seconds_before + self.clock.value(),
-            "training_seconds": self.training_seconds_before + self.phase.value() * training,
-            "training_frames": self.training_frames_before
-            + (state.frames - self.phase_frames) * training,
-        }
+        seconds, frames = self.trained()
+        passed = time.monotonic() - self.began
+        return {"seconds": passed, "training_seconds": seconds, "training_frames": frames}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Continue from where ``state_dict`` was taken."""
-        self.seconds_before = state["seconds"]
-        self.training_seconds_before = state["training_seconds"]
-        self.training_frames_before = int(state["training_frames"])
-        self.phase_frames = self.lap_frames = self.engine.state.frames
+        names = ("seconds", "training_seconds", "training_frames")
+        seconds, training_seconds, training_frames = (state[name] for name in names)
+        self.before = (seconds, training_seconds, int(training_frames))
+        self.start()
 
 
 def track_loss(engine: Engine, run: Run) -> RunningAverage:
@@ -224,7 +225,7 @@ def stop_at(engine: Engine, max_frames: int) -> None:
 
 
 def stop_on_signals(engine: Engine, run: Run) -> None:
-    """On Ctrl-C or SIGTERM finish the iteration and stop; a second Ctrl-C stops at once.
+    """On Ctrl-C, SIGTERM or SIGHUP finish the iteration and stop; a second Ctrl-C stops at once.
 
     ignite would also stop between a batch and its update, which would be counted and never made.
     """
@@ -238,17 +239,13 @@ def stop_on_signals(engine: Engine, run: Run) -> None:
         if run.signal is not None:
             engine.terminate()
 
-    @engine.on(Events.STARTED)
-    def listen() -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, stop)
+    engine.add_event_handler(Events.STARTED, on_signals, stop, stop)
 
 
 def end_training(engine: Engine, run: Run) -> None:
-    """Write the outcome when training ends, and give the signals back to ``lib.run``.
+    """Write the outcome when training ends, also by a second Ctrl-C, and give the signals back.
 
-    The last checkpoint comes before it, and the games after training follow. A second Ctrl-C keeps
-    the outcome, too.
+    The last checkpoint comes before it, and the games after training follow.
     """
 
     @engine.on(Events.COMPLETED)
@@ -267,18 +264,14 @@ def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Sched
     """Write the curves: per episode, per frames while filling, per updates while training."""
     state = engine.state
 
-    logger.attach_output_handler(
-        engine,
-        PlayEvents.EPISODE_COMPLETED,
-        tag="episodes",
-        output_transform=lambda _: {
+    def episode() -> dict[str, float]:
+        return {
             "reward": state.episode.reward,
             "avg_reward": state.avg_reward,
             "steps": state.episode.steps,
             "frames": state.frames,
             "time_passed": state.time_passed,
-        },
-    )
+        }
 
     def progress() -> dict[str, float]:
         return {
@@ -289,18 +282,18 @@ def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Sched
             "epsilon": epsilon(state.frames),
         }
 
-    logger.attach_output_handler(
-        engine,
-        PlayEvents.TRIED,
-        tag="trial",
-        output_transform=lambda _: {"won": state.trial.won, "mean": state.trial.mean},
-    )
-    logger.attach_output_handler(
-        engine,
-        PlayEvents.FILLING,
-        tag="filling",
-        output_transform=lambda _: progress(),
-    )
+    def trial() -> dict[str, float]:
+        return {"won": state.trial.won, "mean": state.trial.mean}
+
+    curves = [
+        (PlayEvents.EPISODE_COMPLETED, "episodes", episode),
+        (PlayEvents.TRIED, "trial", trial),
+        (PlayEvents.FILLING, "filling", progress),
+    ]
+    for event, tag, figures in curves:
+        logger.attach_output_handler(
+            engine, event, tag, output_transform=lambda _, now=figures: now()
+        )
     logger.attach_output_handler(
         engine,
         Events.ITERATION_COMPLETED(every=LOG_EVERY),

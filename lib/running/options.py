@@ -129,11 +129,8 @@ class CommonOptions:
             return f"{'--cuda' if device == 'cuda' else '--device'}: {message}"
         if self.epsilon_final > self.epsilon_start:
             return "--epsilon-final is more than --epsilon-start"
-        if self.samples > MOST_SAMPLES:
-            return (
-                f"--batch-size: an update would take {self.samples:,} samples, over "
-                f"{MOST_SAMPLES:,}"
-            )
+        if (count := self.samples) > MOST_SAMPLES:
+            return f"--batch-size: an update would take {count:,} samples, over {MOST_SAMPLES:,}"
         return None if self.resume else unwritable("--run-dir", Path(self.run_dir))
 
 
@@ -156,12 +153,10 @@ class ReplayOptions(CommonOptions):
             return "--replay-initial is more than --replay-size, which could not hold it"
         if self.replay_size < (least := self._least_replay_size()):
             return f"--replay-size: with these settings the replay buffer needs {least:,} or more"
-        needed, present = self.replay_size * 7_600, psutil.virtual_memory().total
-        if needed > present:
-            return (
-                f"--replay-size: {self.replay_size:,} transitions take "
-                f"{needed / 2**30:.0f} GiB, this machine has {present / 2**30:.0f} GiB"
-            )
+        needed = self.replay_size * 7_600 / 2**30
+        if needed > (present := psutil.virtual_memory().total / 2**30):
+            told = f"transitions take {needed:.0f} GiB, this machine has {present:.0f} GiB"
+            return f"--replay-size: {self.replay_size:,} {told}"
         return super().problem()
 
     def _least_replay_size(self) -> int:
@@ -184,13 +179,8 @@ class PlayerOptions(ReplayOptions):
         "player acts with the live weights (with --play-device: 4)",
         0,
     )
-    player_timeout: float = option(
-        60.0,
-        "fail after this many seconds without a frame from the player",
-        1,
-        10**6,
-        group="playing",
-        free=True,
+    player_timeout: float = of_playing(
+        60.0, "fail after this many seconds without a frame from the player", 1, 10**6, free=True
     )
 
     @property
@@ -231,8 +221,7 @@ class PlayerOptions(ReplayOptions):
 class PrecisionOptions(CommonOptions):
     """Settings of rungs that choose the precision of their gradients.
 
-    Records and checkpoints say what ``auto`` stood for. So a run that is resumed on another machine
-    keeps it.
+    Checkpoints say what ``auto`` stood for, so a run that is resumed on another machine keeps it.
     """
 
     precision: str = of_run(
@@ -290,9 +279,7 @@ Options = TypeVar("Options", bound=CommonOptions)
 
 def unwritable(flag: str, folder: Path) -> str | None:
     """Why a run cannot write there, in one line; None if it can."""
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not existing.is_dir():
         return f"{flag}: {existing} is not a folder"
     if not os.access(existing, os.W_OK | os.X_OK):

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Generic, NoReturn
 
@@ -23,14 +24,17 @@ from lib.running import hparams
 from lib.running.checkpoints import EVENT_FILES, CheckpointError, read_latest
 from lib.running.flags import parse
 from lib.running.machine import describe_machine, prepare_torch
-from lib.running.options import CommonOptions, Options
+from lib.running.options import Options
 
 # What torch has no exception of its own for, cuDNN's and cuBLAS's errors among them.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
 
 
+Handler = Callable[[int, Any], Any]  # of a signal
+
+
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends the program as Ctrl-C does."""
+    """SIGTERM or SIGHUP, whose number this holds, ends the program as Ctrl-C does."""
 
 
 class Failure(Exception):  # noqa: N818, it is how a run ends
@@ -58,7 +62,17 @@ class Run(Generic[Options]):
 
     def write_outcome(self, state: State) -> None:
         """Write the outcome to TensorBoard: training has ended."""
-        self.outcome = describe_outcome(state)
+        self.outcome = {
+            "frames": state.frames,
+            "updates": state.iteration,
+            "episodes": state.episodes,
+            "seconds": state.time_passed,
+            "minutes": state.time_passed / 60,
+            "fps": state.avg_fps,  # of training, if training began
+            "avg_reward": state.avg_reward,
+            "solved": float(state.solved),
+            **{f"reached_{name}": value for name, value in state.reached.items()},
+        }
         for name, value in self.outcome.items():
             if math.isfinite(value):  # avg_reward is not, before the first episode, for example
                 self.tensorboard.writer.add_scalar(f"outcome/{name}", value)
@@ -88,12 +102,11 @@ def launch(
     """Run a rung as a program.
 
     Exit codes: 0 solved or frame limit reached, 1 failure, 2 bad arguments, 130 Ctrl-C,
-    143 SIGTERM. A signal in the games after training leaves a solved run solved: 0. Every expected
-    failure is one line on standard error.
+    143 SIGTERM, 129 SIGHUP (a closed terminal). A signal in the games after training leaves a
+    solved run solved: 0. Every expected failure is one line on standard error.
 
     Args:
-        train: trains until it is done, with the handlers of ``lib.handlers``, and returns the
-            engine's state.
+        train: trains until it is done, and returns the engine's state.
         options_class: the class of the rung's settings.
         description: for ``--help``.
     """
@@ -116,7 +129,8 @@ def launch(
             sys.exit(2)
         machine = describe_machine(device)
         told = ", ".join(f"{name} {value}" for name, value in machine.items())
-        print(f"{script} in {describe_precision(options)} on {told}")
+        autocast = "bfloat16 autocast" if options.amp else "float32"
+        print(f"{script} in {getattr(options, 'precision', autocast)} on {told}")
         for remark in options.remarks():
             print(remark)
         print(f"run folder {folder}", flush=True)
@@ -137,31 +151,34 @@ def launch(
                 print("the games after training were cut short", flush=True)
         print(_last_line(run))
         sys.exit(0 if run.signal is None or run.solved else 128 + run.signal)
-    except (Failure, CheckpointError, OSError) as failure:  # e.g. the disk is full
-        print(f"{script}: failed: {failure}", file=sys.stderr)
-        sys.exit(1)
-    except RuntimeError as error:
-        message = describe_device_error(error)
-        if not message:
+    except (Failure, CheckpointError, OSError, RuntimeError) as error:  # e.g. the disk is full
+        failure = describe_device_error(error) if isinstance(error, RuntimeError) else error
+        if not failure:
             raise
-        print(f"{script}: failed: {message}", file=sys.stderr)
+        print(f"{script}: failed: {failure}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt as error:
         print(f"{script}: interrupted", file=sys.stderr)
-        sys.exit(128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT))
+        sys.exit(128 + (error.args[0] if isinstance(error, Terminated) else signal.SIGINT))
 
 
 def end_on_signals() -> None:
-    """Let Ctrl-C and SIGTERM end the program at once; ``lib.handlers`` changes that in training."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _terminate)
+    """Let signals end the program at once; ``lib.running.handlers`` changes that in training."""
+    on_signals(signal.default_int_handler, _terminate)
+
+
+def on_signals(interrupt: Handler, terminate: Handler) -> None:
+    """Handle Ctrl-C, and SIGTERM and SIGHUP; SIGHUP stays ignored if ``nohup`` began this."""
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, terminate)
+    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, terminate)
 
 
 def describe_device_error(error: Exception) -> str | None:
     """The error of the GPU, in one line; None if it is another kind of error.
 
-    A GPU reports an error late, at whatever call comes next. So the place where it is raised
-    means little.
+    A GPU reports an error late, at whatever call comes next.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     if isinstance(error, torch.OutOfMemoryError):
@@ -187,8 +204,7 @@ def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
 def open_folder(options: Options, script: str) -> tuple[Path, dict[str, Any] | None, FileLock]:
     """The folder of the run, its latest checkpoint if it is resumed, and its lock.
 
-    Two processes in one folder would delete each other's checkpoints. The lock is the operating
-    system's: it ends with its process, even if that is killed.
+    The lock is the operating system's: it ends with its process, even if that is killed.
     """
     folder = Path(options.resume) if options.resume else make_folder(options, script)
     lock = FileLock(folder / "lock", blocking=False, thread_local=False, preserve_lock_file=True)
@@ -214,44 +230,20 @@ def make_folder(options: Options, script: str) -> Path:
     game = options.env.split("NoFrameskip")[0].lower()
     started = time.strftime("%Y-%m-%dT%H-%M-%S")
     name = f"{script}-{game}-seed{options.seed}-{started}"
-    for attempt in range(1, 1_000):
-        folder = Path(options.run_dir) / (name if attempt == 1 else f"{name}-{attempt}")
+    Path(options.run_dir).mkdir(parents=True, exist_ok=True)
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    while True:
+        folder = Path(options.run_dir) / next(names)
         with suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             return folder
-    raise FileExistsError(f"{name} and 999 folders after it exist already")
-
-
-def describe_precision(options: CommonOptions) -> str:
-    """The precision of updates: the rung's own choice, or autocast's, or float32."""
-    autocast = "bfloat16 autocast" if options.amp else "float32"
-    return getattr(options, "precision", autocast)
-
-
-def describe_outcome(state: State) -> dict[str, float]:
-    """The outcome of a run. FPS are those of training, if training began."""
-    return {
-        "frames": state.frames,
-        "updates": state.iteration,
-        "episodes": state.episodes,
-        "seconds": state.time_passed,
-        "minutes": state.time_passed / 60,
-        "fps": state.avg_fps,
-        "avg_reward": state.avg_reward,
-        "solved": float(state.solved),
-        **{f"reached_{name}": value for name, value in state.reached.items()},
-    }
 
 
 def _last_line(run: Run) -> str:
     outcome = run.outcome
     assert outcome is not None  # training has ended
-    if run.solved:
-        end = "solved"
-    elif run.signal is not None:
-        end = "interrupted"
-    else:
-        end = "frame limit reached"
+    stopped = "frame limit reached" if run.signal is None else "interrupted"
+    end = "solved" if run.solved else stopped
     return (
         f"{end} after {outcome['frames']:,} frames, {outcome['episodes']:,} episodes and "
         f"{outcome['seconds']:,.0f} seconds; avg_reward {outcome['avg_reward']:.2f}, "
@@ -259,5 +251,5 @@ def _last_line(run: Run) -> str:
     )
 
 
-def _terminate(*_: object) -> NoReturn:
-    raise Terminated
+def _terminate(number: int, _: object) -> NoReturn:
+    raise Terminated(number)

@@ -1,11 +1,12 @@
 """The terminal of a run: its phase, one line per episode, and a live bar."""
 
-import sys
 import time
+from datetime import timedelta
 
 from ignite.engine import Engine, Events
 from tqdm import tqdm
 
+from lib.gpu_checks import say
 from lib.running.events import PlayEvents
 from lib.running.run import Run
 
@@ -13,10 +14,7 @@ REFRESH_SECONDS = 0.25
 
 
 class Terminal:
-    """Prints a line for each event, and below them a bar that shows the progress of the phase.
-
-    There is no bar if standard error is not a terminal.
-    """
+    """Prints a line for each event; below them a bar, if standard error is a terminal."""
 
     def __init__(self, run: Run) -> None:
         self.options = run.options
@@ -42,26 +40,24 @@ class Terminal:
         """Say why FPS change from now on."""
         state = engine.state
         rate = f" ({state.avg_fps:,.0f} FPS)" if state.avg_fps else ""
-        self.say(
-            f"training begins at frame {state.frames:,}: filling{rate} made no updates, from now "
-            "on FPS include them"
-        )
+        told = f"filling{rate} made no updates, from now on FPS include them"
+        say(f"training begins at frame {state.frames:,}: {told}")
 
     def episode_completed(self, engine: Engine) -> None:
         """Print a line for each game."""
         state = engine.state
         if self.first_reward is None:
             self.first_reward = state.episode.reward
-        self.say(
+        say(
             f"episode {state.episodes:4,}  reward {state.episode.reward:5.0f}  "
             f"avg_reward {state.avg_reward:6.2f}  steps {state.episode.steps:5,}  "
             f"frames {state.frames:9,}  {state.phase} {_fps(state.fps):>9}  "
-            f"{_clock(state.time_passed)}"
+            f"{timedelta(seconds=int(state.time_passed))}"
         )
 
     def reached(self, engine: Engine) -> None:
         """Say when avg_reward reached the goal for the first time."""
-        self.say(
+        say(
             f"avg_reward {self.options.stop_reward:g} after {engine.state.frames:,} frames and "
             f"{engine.state.time_passed:,.0f} seconds"
         )
@@ -71,7 +67,7 @@ class Terminal:
         trial = engine.state.trial
         whole = trial.lost > 0 or trial.won == trial.games
         end = "" if trial.passed else "; training goes on" if whole else "; interrupted"
-        self.say(
+        say(
             f"the agent, no longer learning, won {trial.won} and lost {trial.lost} of {trial.games}"
             f" new games, mean {trial.mean:.1f}{end}"
         )
@@ -102,18 +98,7 @@ class Terminal:
         self.close()
         raise error
 
-    def say(self, line: str) -> None:
-        """Print a line above the bar."""
-        tqdm.write(line)
-        sys.stdout.flush()  # so a log file or a pipe shows it at once, too
-
 
 def _fps(fps: float) -> str:
     """FPS, or a dash before the first measurement of the phase."""
     return f"{fps:,.0f} FPS" if fps else "- FPS"
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
