@@ -14,7 +14,6 @@ from lib.games.atari_wrappers import (
     FireReset,
     FrameStack,
     ImageToPyTorch,
-    LazyFrames,
     MaxAndSkip,
     NoopReset,
     Skip,
@@ -42,12 +41,8 @@ def test_noop_reset_plays_one_to_noop_max_noops_and_follows_the_seed():
         counts.append(len(inner.actions))
     assert set(counts) == {1, 2, 3, 4, 5}
     assert counts[0] == counts[-1]
-
-
-def test_noop_reset_begins_again_when_the_noops_end_the_game():
-    inner = Scripted(script(7, 8))  # over after one step
-    observation, _ = NoopReset(inner, noop_max=3).reset(seed=0)
-    assert observation.max() == 7
+    inner = Scripted(script(7, 8))  # over after one step: begins again
+    assert NoopReset(inner, noop_max=3).reset(seed=0)[0].max() == 7
 
 
 @pytest.mark.parametrize(("skip", "seen"), [(Skip, 4), (MaxAndSkip, 30)])
@@ -132,13 +127,10 @@ def test_pictures_equal_gymnasiums_pixel_for_pixel():
         expected, *expected_rest = reference.step(action)
         observation, *rest = ours.step(action)
         assert rest[:3] == expected_rest[:3]
-        if not rest[1]:
-            assert np.array_equal(observation, expected)
-        else:  # a game over within the skip: gymnasium shows frames of the step before
+        if rest[1]:  # a game over within the skip: gymnasium shows frames of the step before
             over += 1
-            expected, _ = reference.reset()
-            observation, _ = ours.reset()
-            assert np.array_equal(observation, expected)
+            expected, observation = reference.reset()[0], ours.reset()[0]
+        assert np.array_equal(observation, expected)
     assert over
 
 
@@ -146,12 +138,9 @@ def test_frame_stack_shares_its_frames():
     env = FrameStack(ImageToPyTorch(WarpFrame(gym.make(PONG))), 4)
     first, _ = env.reset(seed=0)
     second = env.step(0)[0]
-    assert isinstance(first, LazyFrames)
     assert all(one is two for one, two in zip(first.frames[1:], second.frames[:3], strict=True))
     assert first.shape == env.observation_space.shape == (4, 84, 84)
     assert env.observation_space.contains(np.asarray(second))
-    assert np.array_equal(second[-1], second.frames[-1][0])
-    assert (second.dtype, len(second)) == (np.uint8, 4)
     with pytest.raises(ValueError, match="copy"):
         np.array(second, copy=False)
 
@@ -168,21 +157,6 @@ def test_every_choice_of_the_composition_is_a_keyword():
     )
     observation, _ = env.reset(seed=0)
     assert np.asarray(observation).shape == (3, 42, 42)
-    for settings, reward in (({}, 1.0), ({"clip_reward": False}, 7.0)):
-        env = wrap_deepmind(Scripted(script(0, 1, 2, reward=7.0)), **settings)
-        env.reset()
-        assert env.step(0)[1] == reward
-
-
-def test_games_differ_by_seed_and_repeat():
-    def picture(seed: int) -> bytes:
-        env = wrap_deepmind(make_atari(PONG))
-        env.reset(seed=seed)
-        return b"".join(np.array(env.step(0)[0]).tobytes() for _ in range(30))
-
-    one = picture(1)
-    assert picture(1) == one
-    assert {picture(2), picture(3)} != {one}
 
 
 @pytest.mark.parametrize(
