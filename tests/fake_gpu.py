@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.benchmark  # decides at import whether to wait for a GPU: for none
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -17,9 +17,7 @@ import torch
 from conftest import ROOT
 
 from emulator import PongVectorEnv
-from emulator.compiling import entry_point
-from emulator.preprocessing import QUOTIENTS, SIZE, shrink
-from emulator.tia import LINES, WIDTH
+from emulator.preprocessing import QUOTIENTS
 
 SM_90 = (9, 0)  # an H100's or H200's compute capability
 needs_cuda = pytest.mark.skipif(
@@ -30,12 +28,32 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an N
 SIMULATE = """
 import sys
 import numpy as np
+from numba import cuda as numba_cuda
+from numba.cuda.simulator.cudadrv.devices import FakeCUDAContext
+from numba.cuda.simulator.kernel import FakeCUDAKernel
 from emulator import PongVectorEnv, cuda, vector_env
 
 cuda.VIEWERS = 4  # in place of 128: each is a thread of Python
 vector_env.DRAWS, cuda.WATCH = 8, 2  # in place of 64 and 16: so few resets are drawn at once
-settings = eval(sys.argv[1]) | {"device": "cuda"}
-np.savez(sys.argv[3], *play(np.load(sys.argv[2]), settings))
+current, launch = [0], FakeCUDAKernel.__call__
+
+
+class Gpu(FakeCUDAContext):  # one of two; the simulator has one, and knows no current one
+    def __enter__(self):
+        current.append(self.id)
+
+    def __exit__(self, *_):
+        current.pop()
+
+
+def launch_there(kernel, *arguments):
+    assert current[-1] == 1
+    launch(kernel, *arguments)
+
+
+numba_cuda.gpus.lst = Gpu(0), Gpu(1)
+FakeCUDAKernel.__call__ = launch_there
+np.savez(sys.argv[3], *play(np.load(sys.argv[2]), eval(sys.argv[1]) | {"device": "cuda:1"}))
 """
 
 
@@ -48,15 +66,6 @@ def play(actions, settings):
         *results, info = envs.step(action)
         steps.append((*results, info["episode_frame_number"], envs.ram))
     return [*map(np.stack, zip(*steps, strict=True)), envs.screen(0)]
-
-
-def simulated(program, *arguments):
-    """What a program prints under the simulator: Numba chooses it when it is imported."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @needs_cuda
@@ -75,71 +84,22 @@ def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
     files = tmp_path / "actions.npy", tmp_path / "results.npz"
     actions = np.random.default_rng(0).integers(6, size=(steps, games))
     np.save(files[0], actions)
-    simulated(inspect.getsource(play) + SIMULATE, settings, *files)
+    program = inspect.getsource(play) + SIMULATE
+    command = [sys.executable, "-c", program, *map(str, (settings, *files))]
+    env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
     here = play(actions, settings)
     for one, other in zip(np.load(files[1]).values(), here, strict=True):
         assert np.array_equal(one, other)
     assert here[3].any() == ("max_num_frames_per_episode" in settings)
 
 
-LAUNCHES = """
-from numba import cuda
-from numba.cuda.simulator.cudadrv.devices import FakeCUDAContext
-from numba.cuda.simulator.kernel import FakeCUDAKernel
-
-current, launched = [0], []
-
-class Gpu(FakeCUDAContext):
-    def __enter__(self):
-        current.append(self.id)
-
-    def __exit__(self, *_):
-        current.pop()
-
-cuda.gpus.lst = Gpu(0), Gpu(1)
-FakeCUDAKernel.__call__ = lambda kernel, *_: launched.append((kernel.fn.__name__, current[-1]))
-
-from emulator import PongVectorEnv
-
-envs = PongVectorEnv(2, device="cuda:1", seed=0, noop_max=0)
-envs.reset()
-envs.step([0, 0])
-print(launched)
-"""
-
-
 @needs_cuda
-def test_kernels_are_launched_on_the_device_that_was_asked_for():
-    """The simulator has one device and does not say which is current: here it has two."""
-    launched = [("begin", 1), ("see", 1), ("play", 1), ("see", 1)]
-    assert simulated(LAUNCHES).strip() == repr(launched)
+def test_means_of_pixels_are_rounded_as_on_the_cpu():
+    from emulator.cuda import rounded
 
-
-@needs_cuda
-def test_a_small_pixel_is_that_of_the_cpu():
-    """Of any two pictures, with all the greys there are."""
-    from emulator.cuda import rounded, small_pixel
-
-    @entry_point
-    def shrink_by_pixels(rows, row_of, small):
-        for y in range(SIZE):
-            for x in range(SIZE):
-                small[y, x] = small_pixel(rows, row_of, y, x)
-
-    @entry_point
-    def shrink_at_once(rows, row_of, sums, small):
-        shrink(rows[0], row_of[0], rows[1], row_of[1], sums, small)
-
-    random = np.random.default_rng(0)
-    for greys in (256, 6):
-        rows = random.integers(greys, size=(2, 50, WIDTH), dtype=np.uint8)
-        row_of = np.sort(random.integers(50, size=(2, LINES), dtype=np.int32))
-        one, other = np.zeros((2, SIZE, SIZE), np.uint8)
-        shrink_by_pixels(rows, row_of, one)
-        shrink_at_once(rows, row_of, np.zeros(WIDTH + 2, np.int32), other)
-        assert np.array_equal(one, other)
-    for total in (100, 300, 500, 51_000):  # halves are rounded to the even number
-        assert rounded.py_func(total) == QUOTIENTS[total]
+    assert [rounded.py_func(total) for total in range(len(QUOTIENTS))] == QUOTIENTS.tolist()
 
 
 @needs_cuda
