@@ -89,7 +89,8 @@ def test_same_seed_same_run_if_it_is_killed_and_terminated(script, trained, tmp_
     process.terminate()
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (143, "")
-    assert "interrupted after" in out
+    frames = read_checkpoint(find_checkpoint(run, "latest"))["progress"]["frames"]
+    assert f"interrupted after {frames:,} frames" in out
 
     result = program(script, "--resume", run, "--max-frames", frames_of(script))
     assert result.code == 0, result.error
@@ -234,7 +235,6 @@ def test_interrupted_runs_leave_complete_records_and_no_process(tmp_path):
     assert (process.returncode, err) == (130, "")
     assert "interrupted after" in out
     frames = int(read_events(tmp_path).Scalars("outcome/frames")[0].value)
-    assert frames >= 300
     assert wait_until_gone(below) == []
 
     (run,) = tmp_path.iterdir()
