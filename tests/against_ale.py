@@ -95,7 +95,7 @@ def compare_frames(player: Player, frames: int, ram: dict[int, int] | None = Non
         How many points were scored by both sides, and how many games were won and lost.
     """
     tally: Counter = Counter()
-    settings = {"stack": 1, "frame_skip": 1, "max_pool": False, "noop_max": 0}
+    settings = {"stack": 1, "threads": 1, "frame_skip": 1, "max_pool": False, "noop_max": 0}
     own, ale = PongVectorEnv(2, render_mode="rgb_array", **settings), ale_game()
     actions, over = ale.getMinimalActionSet(), True
     own.reset()

@@ -4,11 +4,11 @@ Without a GPU: Numba's simulator runs the kernels in Python, thread by thread, s
 seen, and NVIDIA's compiler and linker accept them for sm_90.
 """
 
-import importlib.util
 import inspect
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +21,7 @@ from emulator.preprocessing import QUOTIENTS
 
 SM_90 = (9, 0)  # an H100's or H200's compute capability
 needs_cuda = pytest.mark.skipif(
-    importlib.util.find_spec("numba_cuda") is None, reason="pip install -r requirements-cuda.txt"
+    find_spec("numba_cuda") is None, reason="pip install -r requirements-cuda.txt"
 )
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
