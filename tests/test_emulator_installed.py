@@ -33,7 +33,13 @@ def test_the_rung_says_in_one_line_that_numba_is_missing(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_rom_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_rom_and_another_one_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "breakout.bin"
+    other.write_bytes(b"\x00" * 2048)
+    with pytest.raises(EmulatorError, match=r"\A.*breakout.bin is not the Pong .*\Z"):
+        read_rom(other)
     package = SimpleNamespace(origin="/none/ale_py.py")  # an ale-py whose folder has none
     monkeypatch.setattr("emulator.rom.find_spec", lambda name: package)
     assert missing().startswith("no ROM at /none/roms/pong.bin (No such file")
@@ -71,13 +77,6 @@ with emulator.preparing():
     assert pid == session  # of its own: signals to the terminal or the group do not reach it
     assert not psutil.pid_exists(int(pid))
     assert done.stderr.count("Traceback") == 1
-
-
-def test_another_rom_is_refused(tmp_path: Path) -> None:
-    other = tmp_path / "breakout.bin"
-    other.write_bytes(b"\x00" * 2048)
-    with pytest.raises(EmulatorError, match=r"\A.*breakout.bin is not the Pong .*\Z"):
-        read_rom(other)
 
 
 def test_processes_share_a_folder_and_delete_what_has_long_been_of_no_use(tmp_path: Path) -> None:
