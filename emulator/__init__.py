@@ -155,13 +155,9 @@ def preparing() -> Iterator[None]:
         yield
         return
     command = [sys.executable, "-c", f"import {__name__}; {__name__}.prepare()"]
+    place, nothing = Path(__file__).parent.parent, subprocess.DEVNULL
     with subprocess.Popen(
-        command,
-        cwd=Path(__file__).parent.parent,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        command, cwd=place, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
     ) as process:
         try:
             yield

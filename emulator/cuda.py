@@ -20,10 +20,10 @@ from numba import cuda
 
 from .compiling import compiled, kept
 from .errors import EmulatorError
-from .games import draw_game, log_of, most_changes, reset_games, scratch, step
+from .games import log_of, most_changes, reset_games, scratch, step
 from .preprocessing import COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS
-from .state import BANK, EMULATED_FRAMES, FIELDS, LOG_SIZE, NOOPS_DRAWN, RAM
-from .television import COLOURS, GREYS, LOOK, draw
+from .state import BANK, EMULATED_FRAMES, FIELDS, LOG_SIZE, NOOPS_DRAWN
+from .television import GREYS, LOOK, draw
 from .tia import LINES, WIDTH
 from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_changes
 
@@ -155,11 +155,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
 
     Args:
         num_envs, settings: as for ``BasePongVectorEnv``.
-        seed, device: as for ``PongVectorEnv``.
-
-    Raises:
-        ValueError: num_envs is too small, or there are not as many seeds as games.
-        EmulatorError: a picture changed too often to be drawn.
+        seed, device: as for ``PongVectorEnv``; so are the errors.
     """
 
     def __init__(
@@ -234,19 +230,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         self.send(actions)
         return self.recv()
 
-    @property
-    def ram(self) -> np.ndarray:
-        """As ``BasePongVectorEnv.ram``; waits for the device."""
-        self._check_turn("ram")
-        return self._state[RAM : RAM + 128].T.to("cpu", torch.uint8).numpy()
-
-    def _draw(self, i: int) -> np.ndarray:
-        """On the CPU."""
-        state = np.zeros((FIELDS, 2), np.int32, order="F")
-        state[:, 0] = self._state[:, i].cpu()
-        picture = np.empty((LINES, WIDTH), np.uint8)
-        draw_game(state, 0, COLOURS, scratch(), picture)
-        return picture
+    def _here(self, state: torch.Tensor) -> np.ndarray:
+        return state.cpu().numpy()
 
     def _see(self, over: torch.Tensor, cut: torch.Tensor, before: torch.Tensor) -> None:
         self._launch(

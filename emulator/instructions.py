@@ -8,41 +8,26 @@ Source: MOS Technology, MCS6500 Microcomputer Family Programming Manual, 1976, a
 
 from typing import NamedTuple
 
-OPERAND_BYTES = {
-    "implied": 0,
-    "accumulator": 0,
-    "immediate": 1,
-    "zero": 1,
-    "zero,x": 1,
-    "zero,y": 1,
-    "(zero),y": 1,
-    "relative": 1,
-    "absolute": 2,
-    "absolute,x": 2,
-    "absolute,y": 2,
-    "(absolute)": 2,
-}
-
-# Cycles of an instruction that reads its operand, by how it is found. What is taken in addition
-# when a page of 256 bytes is crossed, or a branch is taken, shows only when the program runs.
-READ_CYCLES = {
-    "implied": 2,
-    "accumulator": 2,
-    "immediate": 2,
-    "zero": 3,
-    "zero,x": 4,
-    "zero,y": 4,
-    "(zero),y": 5,
-    "relative": 2,
-    "absolute": 4,
-    "absolute,x": 4,
-    "absolute,y": 4,
+# How an operand is found: its bytes, and the cycles of an instruction that reads it. Crossing a
+# page of 256 bytes costs another one, and so does taking a branch: the running program shows it.
+MODES = {
+    "implied": (0, 2),
+    "accumulator": (0, 2),
+    "immediate": (1, 2),
+    "zero": (1, 3),
+    "zero,x": (1, 4),
+    "zero,y": (1, 4),
+    "(zero),y": (1, 5),
+    "relative": (1, 2),
+    "absolute": (2, 4),
+    "absolute,x": (2, 4),
+    "absolute,y": (2, 4),
+    "(absolute)": (2, 5),
 }
 SPECIAL_CYCLES = {
     ("BRK", "implied"): 7,
     ("JSR", "absolute"): 6,
     ("JMP", "absolute"): 3,
-    ("JMP", "(absolute)"): 5,
     ("PHP", "implied"): 3,
     ("RTI", "implied"): 6,
     ("RTS", "implied"): 6,
@@ -104,14 +89,14 @@ def decode(rom: bytes, address: int) -> Instruction:
     """
     opcode, low, high = (rom[(address + i) % len(rom)] for i in range(3))
     name, mode = TABLE[opcode]
-    size = 1 + OPERAND_BYTES[mode]
-    operand = low if size == 2 else low | high << 8
-    following = address + size
+    size, cycles = MODES[mode]
+    operand = low | high << 8 if size == 2 else low
+    following = address + 1 + size
     if mode == "relative":
         operand = following + low - (256 if low > 127 else 0)
     if name == "BRK":
         following = address + 2  # a byte for the programmer's use comes after it
-    cycles = SPECIAL_CYCLES.get((name, mode)) or READ_CYCLES[mode]
+    cycles = SPECIAL_CYCLES.get((name, mode), cycles)
     if name in READ_AND_WRITE and mode != "accumulator":
         cycles += 2
     if name == "STA" and mode in ("absolute,x", "absolute,y", "(zero),y"):

@@ -16,10 +16,8 @@ INDIRECT = {0xF19B: 0xF386, 0xF1A4: 0xF3F5}  # indirect jumps, in the first of i
 ALWAYS = {0xF01D}  # branches that are always taken: BEQ behind LDY #00
 
 # Where the program keeps things: bytes of RAM, counted from 0x80; found by watching them.
-CLOCK = (
-    9  # emulated frames, in units of 256; 8 has the rest. When it comes to 256, after 18 minutes,
-)
-# the program takes the Atari for left alone: no ball, other points, ever other colours.
+CLOCK = 9  # emulated frames, in units of 256; 8 has the rest. When it comes to 256, after 18
+# minutes, the program takes the Atari for left alone: no ball, other points, ever other colours.
 SERVE_IN = 11  # emulated frames until the ball is served
 POINTS_B, POINTS_A = 13, 14  # of the program's player and the agent
 BALL_X, BALL_Y = 49, 54  # 0: there is no ball

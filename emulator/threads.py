@@ -12,14 +12,14 @@ import numba
 import numpy as np
 from gymnasium.error import NoAsyncCallError
 
-from .games import Scratch, draw_game, reset_games, scratch, step_games
+from .games import Scratch, reset_games, scratch, step_games
 from .pong import ACTIONS
 from .state import EMULATED_FRAMES, FIELDS, NOOPS_DRAWN
-from .television import COLOURS, GREYS
-from .tia import LINES, WIDTH
+from .television import GREYS
 from .vector_env import BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
 
 Share = tuple[int, int, Scratch]  # games from one to before the other, and what to work in
+Results = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
 class ThreadedPongVectorEnv(BasePongVectorEnv):
@@ -84,9 +84,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         """
         self._begin("send", actions, own=self._shares if len(self._shares) == 1 else [])
 
-    def recv(
-        self,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def recv(self) -> Results:
         """Wait for all games.
 
         Returns:
@@ -99,19 +97,22 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         """
         if not self._playing:
             raise NoAsyncCallError("recv: call send first", "recv")
-        return self._outcome(self._wait())
+        last = self._wait()
+        rewards, terminated, truncated = self._results
+        info = self._info()
+        if last:
+            info["final_obs"] = self._observations.copy()
+            for g, observation in last.items():
+                info["final_obs"][g] = observation
+        if self._settings.reward_clipping:
+            np.sign(rewards, out=rewards)
+        # The next ones begin with these, so who gets them gets a copy: 1 to 5 % of a step.
+        return self._observations.copy(), rewards, terminated, truncated, info
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> Results:
         """``send`` and ``recv``; this thread plays a share itself, as handing it on takes 40 us."""
         self._begin("step", actions, own=self._shares[-1:])
         return self.recv()
-
-    def _draw(self, i: int) -> np.ndarray:
-        picture = np.empty((LINES, WIDTH), np.uint8)
-        draw_game(self._state, i, COLOURS, self._shares[0][2], picture)
-        return picture
 
     def _begin_threads(self) -> None:
         self._pool, self._process = ThreadPoolExecutor(len(self._shares), "pong"), os.getpid()
@@ -180,20 +181,6 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         for share in others:
             last |= share.result()
         return last
-
-    def _outcome(
-        self, last: dict[int, np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        rewards, terminated, truncated = self._results
-        info = self._info()
-        if last:
-            info["final_obs"] = self._observations.copy()
-            for g, observation in last.items():
-                info["final_obs"][g] = observation
-        if self._settings.reward_clipping:
-            np.sign(rewards, out=rewards)
-        # The next ones begin with these, so who gets them gets a copy: 1 to 5 % of a step.
-        return self._observations.copy(), rewards, terminated, truncated, info
 
     def _info(self) -> dict[str, Any]:
         return {"episode_frame_number": self._state[EMULATED_FRAMES, : self.num_envs].copy()}

@@ -9,7 +9,7 @@ addresses on the stack are constants, too.
 Where a block leads to one of several places further down, ``at`` says to which.
 """
 
-from collections.abc import Iterator
+from itertools import chain
 
 from .control_flow import (
     POWER_ON,
@@ -77,11 +77,7 @@ def translate(program: Program) -> str:
 
 
 def translated_routines(program: Program) -> list[Translated]:
-    """The routines of a program, each after those that it calls; the main program is the last.
-
-    Raises:
-        EmulatorError: the program does what this translation does not know.
-    """
+    """The routines of a program, each after those that it calls; the main program is the last."""
     main, subroutines = find_routines(program)
     routines: Routines = {}
     top = Translated(main, 0xFF)
@@ -146,14 +142,9 @@ def _stack_after(
 def _find_changes(routines: list[Translated]) -> None:
     """Which variables a routine, or what it calls, may change."""
     for routine in [*routines[1:], routines[0]]:  # what is called comes first
-        for step in _all_steps(routine):
-            routine.changes |= step.call.changes if step.call else set(step.targets)
-
-
-def _all_steps(routine: Translated) -> Iterator[Step]:
-    for rows in routine.steps.values():
-        for _, steps in rows:
-            yield from steps
+        for _, steps in chain.from_iterable(routine.steps.values()):
+            for step in steps:
+                routine.changes |= step.call.changes if step.call else set(step.targets)
 
 
 def _liveness(routines: list[Translated], after_picture: int) -> bool:

@@ -1,6 +1,6 @@
 """What games on the CPU and on a GPU have in common: settings, spaces, seeds and turns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,10 +12,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from .errors import EmulatorError
+from .games import draw_game, scratch
 from .pong import ACTIONS, new_game
 from .preprocessing import SIZE
-from .state import LOG_SIZE, NOOPS_DRAWN, RAM
-from .television import RGB
+from .state import FIELDS, LOG_SIZE, NOOPS_DRAWN, RAM
+from .television import COLOURS, RGB
+from .tia import LINES, WIDTH
 
 DRAWS = 64  # resets that are drawn at once
 MOST = 2**31 - 1  # what a number of the state can be
@@ -71,7 +73,6 @@ class BasePongVectorEnv(VectorEnv):
     _state: Any  # int32 (FIELDS, games)
     _noops: np.ndarray  # int32 (draws, games): emulated frames before the agent plays, by reset
     _observations: Any = None  # the last ones
-    _draw: Callable[[int], np.ndarray]  # the last picture of a game
     _playing: Any = None  # what ``recv`` waits for
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
@@ -139,9 +140,13 @@ class BasePongVectorEnv(VectorEnv):
 
     @property
     def ram(self) -> np.ndarray:
-        """The RAM of all games, uint8 (num_envs, 128); errors as for ``render``."""
+        """The RAM of all games, uint8 (num_envs, 128); errors as for ``screen``."""
         self._check_turn("ram")
-        return np.array(self._state[RAM : RAM + 128, : self.num_envs].T, np.uint8)
+        return self._here(self._state[RAM : RAM + 128, : self.num_envs]).T.astype(np.uint8)
+
+    def _here(self, state: Any) -> np.ndarray:
+        """A part of the state, in the CPU's memory."""
+        return state
 
     def screen(self, i: int) -> np.ndarray:
         """The last picture of game ``i``, uint8 (210, 160), as numbers of colours.
@@ -153,16 +158,17 @@ class BasePongVectorEnv(VectorEnv):
         self._check_turn("screen")
         if i not in range(self.num_envs):
             raise IndexError(f"there is no game {i}, there are 0 to {self.num_envs - 1}")
-        return self._draw(int(i))
+        state = np.zeros((FIELDS, 2), np.int32, order="F")  # two, so that it counts as many games
+        state[:, 0] = self._here(self._state[:, i])
+        picture = np.empty((LINES, WIDTH), np.uint8)
+        draw_game(state, 0, COLOURS, scratch(), picture)
+        return picture
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """The last picture of every game, in colours: uint8 (210, 160, 3) each.
 
         Returns:
-            The pictures; None without a render mode.
-
-        Raises:
-            gymnasium.error.Error: closed, never reset, or ``recv`` was not called.
+            The pictures; None without a render mode. Errors are those of ``screen``.
         """
         if self.render_mode is None:
             return None

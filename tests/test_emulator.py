@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import threading
+from itertools import cycle
 from pathlib import Path
 
 import gymnasium
@@ -41,9 +42,7 @@ def envs(num_envs: int = 4, **settings):
 
 
 def test_every_emulated_frame_is_that_of_ale() -> None:
-    random = compare_frames(at_random(1), 8_000)
-    assert random["points"] > 2
-    assert random["lost"] >= 2
+    assert compare_frames(at_random(1), 4_500)["lost"] == 1
     assert compare_frames(following(1), 3_000)["points"] > 2
     assert compare_frames(winning(), 4 * len(WON_GAME))["won"] == 1
 
@@ -82,23 +81,19 @@ def test_all_128_colours_are_those_of_ale(tmp_path: Path) -> None:
     [
         ({}, 1_050),
         ({"stack": 1, "reward_clipping": False}, 40),
-        ({"max_pool": False}, 40),
         *(({"frame_skip": n, "stack": 2}, 40) for n in (1, 2, 3, 5)),
-        ({"frame_skip": 1, "max_pool": False}, 40),
+        *(({"frame_skip": n, "max_pool": False}, 40) for n in (1, 4)),
         *(({"noop_max": n}, 40) for n in (0, 1, 2)),
         # Where a step is cut short decides which pictures are seen.
-        *(
-            ({"max_pool": pool, "max_num_frames_per_episode": n}, 40)
-            for pool in (True, False)
-            for n in (1, 2, 3, 49, 50, 51, 52)
-        ),
+        *(({"max_num_frames_per_episode": n}, 40) for n in (1, 2, 3, 49, 50, 51, 52)),
+        *(({"max_num_frames_per_episode": n, "max_pool": False}, 40) for n in (49, 50, 51, 52)),
     ],
     ids=str,
 )
-def test_every_setting_is_that_of_ale(settings: dict, steps: int) -> None:
+def test_every_setting_is_that_of_ale(settings: dict, steps: int, monkeypatch) -> None:
+    monkeypatch.setattr(vector_env, "DRAWS", 8)  # in place of 64 resets that are drawn at once
     tally = compare_steps(at_random(2), steps, games=2, seed=2, **settings)
-    if steps > 40:
-        assert tally["ended"] >= 2
+    assert (tally["ended"] >= 2) == (steps > 40)
     assert (tally["truncated"] >= 2) == ("max_num_frames_per_episode" in settings)
 
 
@@ -110,25 +105,18 @@ def test_games_go_on_after_every_kind_of_reset_as_those_of_ale() -> None:
             compare_results(f"after seed {seed}", theirs.step(actions), own.step(actions))
 
 
-def test_more_resets_than_no_ops_were_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_env, "DRAWS", 4)
-    every_step = {"stack": 1, "max_num_frames_per_episode": 1, "max_pool": False}
-    assert compare_steps(at_random(3), 13, games=2, seed=0, **every_step)["truncated"] == 2 * 13
-
-
 def test_threads_and_halves_of_a_step_make_no_difference() -> None:
-    one, two, three = (envs(threads=n) for n in (1, 2, 3))
-    for each in (one, two, three):
-        each.reset()
-    for number, actions in enumerate(RANDOM[:400]):
-        steps = [one.step(actions)]
-        for each in (two, three):
-            if number % 2:
-                each.send(actions)
-            steps.append(each.recv() if number % 2 else each.step(actions))
-        for step in steps[1:]:
-            assert all(map(np.array_equal, steps[0][:4], step[:4]))
-    assert np.array_equal(one.ram, three.ram)
+    one, two, three = each = [envs(threads=n) for n in (1, 2, 3)]
+    for games in each:
+        games.reset()
+    for by_halves, actions in zip(cycle([False, True]), RANDOM[:400], strict=False):
+        if by_halves:
+            two.send(actions)
+            three.send(actions)
+        first = one.step(actions)
+        for games in (two, three):
+            step = games.recv() if by_halves else games.step(actions)
+            assert all(map(np.array_equal, first[:4], step[:4]))
     assert len(np.unique(one.ram, axis=0)) == 4, "games differ from each other"
 
 
@@ -190,6 +178,8 @@ def test_gymnasium_makes_it_and_shows_what_is_played() -> None:
     for number in (-1, 2, 1_000):
         with pytest.raises(IndexError, match=f"there is no game {number}, there are 0 to 1"):
             games.screen(number)
+    with pytest.raises(ValueError, match="reset knows no options"):
+        games.reset(options={"reset_mask": np.ones(2, bool)})
     games.close()
     games.close()
 
@@ -240,62 +230,40 @@ def test_what_is_no_action_is_refused_in_one_line(actions: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("name", "value"),
     [
-        ({"num_envs": 0}, "num_envs is 0"),
-        ({"frame_skip": 0}, "frame_skip is 0"),
-        ({"stack": 0}, "stack is 0"),
-        ({"threads": -1}, "threads is -1"),
-        ({"noop_max": -1}, "noop_max is -1"),
-        ({"max_num_frames_per_episode": 0}, "max_num_frames_per_episode is 0"),
-        ({"num_envs": 2.0}, "num_envs is 2.0, and must be a whole number"),
-        ({"frame_skip": 4.0}, "frame_skip is 4.0"),
-        ({"frame_skip": True}, "frame_skip is True"),
-        ({"max_num_frames_per_episode": 2**31}, "max_num_frames_per_episode is 2147483648"),
-        ({"seed": [1, 2]}, "seed has the shape"),
-        ({"seed": 1.7}, "seed is 1.7, and must be a whole number"),
-        ({"seed": True}, "seed is True"),
-        ({"seed": 2**63}, "seed is 9223372036854775808"),
-        ({"seed": [0, 1, 2, -1]}, "seed is .*-1.*, and must"),
-        ({"render_mode": "human"}, "render_mode is 'human', and must be rgb_array"),
-        ({"device": "mps"}, "device is mps, and must be cpu or cuda"),
+        *((name, 0) for name in ("num_envs", "frame_skip", "stack", "max_num_frames_per_episode")),
+        *(("threads", -1), ("noop_max", -1), ("max_num_frames_per_episode", 2**31)),
+        *(("num_envs", 2.0), ("frame_skip", 4.0), ("frame_skip", True)),
+        *(("seed", seed) for seed in ([1, 2], 1.7, True, 2**63, [0, 1, 2, -1])),
+        *(("render_mode", "human"), ("device", "mps")),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        envs(**settings)
+def test_settings_that_make_no_sense_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"\A{name} (is|has) "):
+        envs(**{name: value})
 
 
 @pytest.mark.parametrize(
-    ("calls", "error"),
+    ("error", "calls"),
     [
-        ("step", ResetNeeded),
-        ("reset recv", NoAsyncCallError),
-        ("reset step send send", AlreadyPendingCallError),
-        ("render", ResetNeeded),
-        ("reset send render", AlreadyPendingCallError),
-        ("reset send screen", AlreadyPendingCallError),
-        ("reset send ram", AlreadyPendingCallError),
-        ("reset close send", ClosedEnvironmentError),
-        ("reset close screen", ClosedEnvironmentError),
-        ("close reset", ClosedEnvironmentError),
+        (ResetNeeded, "step"),
+        (ResetNeeded, "render"),
+        (NoAsyncCallError, "reset recv"),
+        (AlreadyPendingCallError, "reset step send send"),
+        (AlreadyPendingCallError, "reset send render"),
+        (AlreadyPendingCallError, "reset send screen"),
+        (AlreadyPendingCallError, "reset send ram"),
+        (ClosedEnvironmentError, "reset close send"),
+        (ClosedEnvironmentError, "reset close screen"),
+        (ClosedEnvironmentError, "close reset"),
     ],
 )
-def test_calls_out_of_order_are_refused(calls: str, error: type[Exception]) -> None:
-    games = envs(render_mode="rgb_array")
-
-    def do(call: str) -> None:
-        method = getattr(games, call)
-        if call != "ram":
-            method(*{"step": [[0] * 4], "send": [[0] * 4], "screen": [0]}.get(call, []))
-
+def test_calls_out_of_order_are_refused(error: type[Exception], calls: str) -> None:
+    games, arguments = envs(render_mode="rgb_array"), {"screen": [0]}
+    arguments["step"] = arguments["send"] = [[0] * 4]
     *before, last = calls.split()
     for call in before:
-        do(call)
+        getattr(games, call)(*arguments.get(call, []))
     with pytest.raises(error):
-        do(last)
-
-
-def test_there_are_no_options() -> None:
-    with pytest.raises(ValueError, match="reset knows no options"):
-        envs().reset(options={"reset_mask": np.ones(4, bool)})
+        getattr(games, last)(*arguments.get(last, []))

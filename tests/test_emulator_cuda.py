@@ -4,11 +4,11 @@ Without a GPU: Numba's simulator runs the kernels in Python, thread by thread, s
 seen, and NVIDIA's compiler and linker accept them for sm_90.
 """
 
-import importlib.util
 import inspect
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,8 +20,8 @@ from emulator import PongVectorEnv
 from emulator.preprocessing import QUOTIENTS
 
 SM_90 = (9, 0)  # an H100's or H200's compute capability
-needs_cuda = pytest.mark.skipif(
-    importlib.util.find_spec("numba_cuda") is None, reason="pip install -r requirements-cuda.txt"
+pytestmark = pytest.mark.skipif(
+    find_spec("numba_cuda") is None, reason="pip install -r requirements-cuda.txt"
 )
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -68,7 +68,6 @@ def play(actions, settings):
     return [*map(np.stack, zip(*steps, strict=True)), envs.screen(0)]
 
 
-@needs_cuda
 @pytest.mark.usefixtures("console")
 @pytest.mark.parametrize(
     ("settings", "steps", "games"),
@@ -95,14 +94,12 @@ def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
     assert here[3].any() == ("max_num_frames_per_episode" in settings)
 
 
-@needs_cuda
 def test_means_of_pixels_are_rounded_as_on_the_cpu():
     from emulator.cuda import rounded
 
     assert [rounded.py_func(total) for total in range(len(QUOTIENTS))] == QUOTIENTS.tolist()
 
 
-@needs_cuda
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which compiles them, too")
 def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
     """To PTX, and from that to machine code: ptxas has limits that NVVM does not know."""
@@ -131,7 +128,6 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
         nvjitlink.destroy(linker)
 
 
-@needs_cuda
 @needs_gpu
 def test_1024_games_on_a_gpu_are_those_of_the_cpu():
     n, steps = 1_024, 2_000
@@ -152,7 +148,6 @@ def test_1024_games_on_a_gpu_are_those_of_the_cpu():
     assert ends >= n
 
 
-@needs_cuda
 @needs_gpu
 def test_a_step_waits_for_nothing():
     envs = PongVectorEnv(64, device="cuda", stack=1, seed=0)

@@ -18,26 +18,20 @@ from emulator.translate import translate
 BYTE = st.integers(0, 255)
 
 
-def program(code: str, at: int = 0xF000, **more: str) -> Program:
+def program(code: str, **more: str) -> Program:
     """A cartridge whose program ends its picture with STA 00 and then begins again.
 
     Args:
         code: in hexadecimal.
-        at: its address.
         more: what lies elsewhere, by its address: ``xF123="60"``.
     """
     rom = bytearray(2048)
-    for address, text in {
-        f"x{at:04X}": code + "85 00 4C" + f"{at & 0xFF:02X}{at >> 8:02X}",
-        **more,
-    }.items():
+    vectors = {"xF7FC": "00 F0 00 F7", "xF700": "40"}  # BRK leads to an RTI
+    for address, text in {"xF000": code + "85 00 4C 00 F0", **vectors, **more}.items():
         data = bytes.fromhex(text)
         first = int(address[1:], 16) & 0x7FF
         rom[first : first + len(data)] = data
-    rom[0x7FC:0x7FE] = at.to_bytes(2, "little")
-    rom[0x7FE:0x800] = (0xF700).to_bytes(2, "little")  # BRK leads to an RTI
-    rom[0x700] = 0x40
-    return Program(bytes(rom), at + len(bytes.fromhex(code)), {}, set())
+    return Program(bytes(rom), 0xF000 + len(bytes.fromhex(code)), {}, set())
 
 
 def run(cartridge: Program, **ram: int) -> tuple[np.ndarray, int]:

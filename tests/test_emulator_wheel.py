@@ -16,7 +16,7 @@ from conftest import ROOT
 pytestmark = pytest.mark.slow
 
 PLAY = """
-import hashlib, importlib.util
+import importlib.util
 import gymnasium, numpy as np, pong_emulator
 from ale_py import AtariVectorEnv
 assert importlib.util.find_spec("torch") is None
@@ -27,8 +27,6 @@ for actions in np.random.default_rng(0).integers(6, size=(100, 3)):
     assert np.array_equal(seen, ale_seen)
     seen, ale_seen = envs.step(actions)[0], ale.step(actions)[0]
 assert [picture.shape for picture in envs.render()] == [(210, 160, 3)] * 3
-"""
-WHETHER_COMPILED = """
 from pong_emulator.games import step_games
 from pong_emulator.compiling import folder
 print(folder(), sum(step_games.stats.cache_misses.values()))
@@ -61,7 +59,7 @@ def test_it_plays_and_is_kept_where_its_user_may_not_write(tmp_path: Path) -> No
     assert (package / "py.typed").exists()
     shutil.rmtree(package / "__pycache__")
     (package / "__pycache__").touch()  # a file, where root, too, can make no folder
-    command = [python, "-c", PLAY + WHETHER_COMPILED]
+    command = [python, "-c", PLAY]
     with ThreadPoolExecutor() as pool:  # two at once
         list(pool.map(lambda _: run(*command, HOME=str(tmp_path)), range(2)))
     kept, misses = run(*command, HOME=str(tmp_path)).split()

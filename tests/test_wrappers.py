@@ -157,11 +157,3 @@ def test_every_choice_of_the_composition_is_a_keyword():
     )
     observation, _ = env.reset(seed=0)
     assert np.asarray(observation).shape == (3, 42, 42)
-
-
-@pytest.mark.parametrize(
-    "name", ["CartPole-v1", "ALE/Pong-v5", "NopeNoFrameskip-v4", "PongNoFrameskip-v0"]
-)
-def test_only_games_without_frame_skip_are_accepted(name):
-    with pytest.raises(ValueError, match="PongNoFrameskip-v4"):
-        make_atari(name)
