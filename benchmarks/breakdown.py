@@ -33,7 +33,7 @@ from benchmarks.ladder import choose, has_replay_buffer
 from benchmarks.measuring import chosen_device, last_line_of
 from benchmarks.profiled import LAPS, MEASURED, PARTS, PLAYER, TRAINER, WARM_UP
 from benchmarks.report import HARDWARE, here, join_machine, made, write_table
-from lib.running.machine import describe_machine
+from lib.training.machine import describe_machine
 
 REST = "rest (ignite, Python)"
 EPSILON = 0.02  # most of a run has this one

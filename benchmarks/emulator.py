@@ -24,7 +24,7 @@ import torch
 from benchmarks.arguments import add_counts, add_out, positive
 from benchmarks.measuring import chosen_device, seconds_per_call
 from benchmarks.report import here, made, spread, write_table
-from lib.running.machine import describe_machine
+from lib.training.machine import describe_machine
 
 EMULATOR, ON_GPU = "this emulator", "this emulator on the GPU"
 ALE, ENVPOOL = "AtariVectorEnv", "EnvPool"
@@ -96,7 +96,7 @@ def build(who: str, games: int, threads: int) -> Any:
 
         how = {"stack_num": 1, "num_threads": threads, "autoreset_mode": AutoresetMode.SAME_STEP}
         return ale_py.AtariVectorEnv("pong", games, **how)
-    from emulator import PongVectorEnv
+    from pong_emulator import PongVectorEnv
 
     device = "cuda" if who == ON_GPU else "cpu"
     return PongVectorEnv(games, seed=0, stack=1, threads=threads, device=device)

@@ -23,7 +23,7 @@ from benchmarks.arguments import add_counts, add_out
 from benchmarks.measuring import chosen_device, last_line_of
 from benchmarks.peer_loops import EPSILON, REPLAY_INITIAL
 from benchmarks.report import here, made, spread, write_table
-from lib.running.machine import describe_machine
+from lib.training.machine import describe_machine
 
 ONE, THREE = "1 environment, update of 32", "3 environments, update of 96"
 FOURTH, PARALLEL = "update of 32 for four frames", "player process, update of 128"

@@ -23,13 +23,13 @@ from ignite.engine import Engine, Events
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile, record_function
 
-from emulator.threads import ThreadedPongVectorEnv
-from lib.games.atari_wrappers import FrameStack
+from lib.envs.atari_wrappers import FrameStack
 from lib.learning.agents import EpsilonGreedyAgent, Exploration
 from lib.learning.compiled_update import CapturedForward
 from lib.learning.dqn_model import DQN
 from lib.learning.replay_buffer import ReplayBuffer
-from lib.players.player import ExperienceQueue, Player
+from lib.parallel.player import ExperienceQueue, Player
+from pong_emulator.threads import ThreadedPongVectorEnv
 
 WARM_UP = 20  # updates before anything is timed
 PROFILER_WARM_UP = 2  # updates in which the profiler gets its memory

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # What describes a machine, in the order of a sentence; everything else is a library's version.
 HARDWARE = ("device", "gpu", "cpu", "cores", "threads", "left_out")
 LIBRARIES = ("python", "torch", "gymnasium", "ale_py", "cv2", "ignite", "numpy", "numba", "envpool")
-Machine = Mapping[str, str | int | float]  # as ``lib.running.machine.describe_machine`` gives it
+Machine = Mapping[str, str | int | float]  # as ``lib.training.machine.describe_machine`` gives it
 
 
 def write_table(

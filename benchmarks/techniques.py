@@ -25,7 +25,7 @@ from benchmarks.report import here, made, spread, write_table
 from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
-from lib.running.machine import describe_machine, prepare_torch
+from lib.training.machine import describe_machine, prepare_torch
 
 SHAPE, ACTIONS = (4, 84, 84), 6  # Pong, as the rungs see it
 DIFFERENT_BATCHES = 8

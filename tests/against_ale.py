@@ -15,9 +15,9 @@ import numpy as np
 from ale_py import ALEInterface, AtariVectorEnv, LoggerMode, roms
 from gymnasium.vector import AutoresetMode
 
-from emulator import PongVectorEnv
-from emulator.pong import FIRE, LEFT, NOOP, RIGHT
-from emulator.rom import BALL_Y, PADDLE_Y_A
+from pong_emulator import PongVectorEnv
+from pong_emulator.pong import FIRE, LEFT, NOOP, RIGHT
+from pong_emulator.rom import BALL_Y, PADDLE_Y_A
 
 # A game that the agent wins, if no no-ops come before it: the actions, each for four emulated
 # frames. It was found by trying many actions in copies of a game, and taking what won a point.

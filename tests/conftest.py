@@ -45,8 +45,8 @@ def denormal_numbers() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def console() -> None:
     """The emulator is compiled: by one process, while the others wait."""
-    from emulator import preparing
-    from emulator.compiling import folder
+    from pong_emulator import preparing
+    from pong_emulator.compiling import folder
 
     with FileLock(folder() / "lock"), preparing():
         pass

@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from benchmarks.__main__ import main
 from benchmarks.records import read_record, read_records
 from benchmarks.table import fps_to_01
-from lib.running.hparams import write_settings
+from lib.training.hparams import write_settings
 
 KEPT = Path(__file__).parent.parent / "results/epyc-zen5-2core/ladder-amp"
 MACHINE = {"device": "cpu", "gpu": "none", "cpu": "Abacus 3000", "cores": 2, "torch": "2.13.0"}

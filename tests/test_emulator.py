@@ -27,16 +27,16 @@ from gymnasium.error import (
     ResetNeeded,
 )
 
-from emulator import EmulatorError, threads, vector_env
-from emulator.rom import CLOCK
-from emulator.television import GREYS, RGB
+from pong_emulator import EmulatorError, threads, vector_env
+from pong_emulator.rom import CLOCK
+from pong_emulator.television import GREYS, RGB
 
 pytestmark = pytest.mark.usefixtures("console")
 RANDOM = np.random.default_rng(0).integers(6, size=(2_000, 4))  # actions of 4 games
 
 
 def envs(num_envs: int = 4, **settings):
-    from emulator import PongVectorEnv
+    from pong_emulator import PongVectorEnv
 
     return PongVectorEnv(num_envs, **{"seed": 7, "stack": 2, "threads": 2} | settings)
 
@@ -155,7 +155,7 @@ def test_games_go_on_after_pictures_that_changed_too_often(monkeypatch: pytest.M
 
 
 def test_gymnasium_makes_it_and_shows_what_is_played() -> None:
-    games = gymnasium.make_vec("emulator/Pong-v0", 2, seed=7, stack=2, render_mode="rgb_array")
+    games = gymnasium.make_vec("pong_emulator/Pong-v0", 2, seed=7, stack=2, render_mode="rgb_array")
     assert games.render_mode in games.metadata["render_modes"]
     assert games.metadata["render_fps"] == 15
     other = envs(2)

@@ -16,8 +16,8 @@ import pytest
 import torch
 from conftest import ROOT
 
-from emulator import PongVectorEnv
-from emulator.preprocessing import QUOTIENTS
+from pong_emulator import PongVectorEnv
+from pong_emulator.preprocessing import QUOTIENTS
 
 SM_90 = (9, 0)  # an H100's or H200's compute capability
 pytestmark = pytest.mark.skipif(
@@ -31,7 +31,7 @@ import numpy as np
 from numba import cuda as numba_cuda
 from numba.cuda.simulator.cudadrv.devices import FakeCUDAContext
 from numba.cuda.simulator.kernel import FakeCUDAKernel
-from emulator import PongVectorEnv, cuda, vector_env
+from pong_emulator import PongVectorEnv, cuda, vector_env
 
 cuda.VIEWERS = 4  # in place of 128: each is a thread of Python
 vector_env.DRAWS, cuda.WATCH = 8, 2  # in place of 64 and 16: so few resets are drawn at once
@@ -95,7 +95,7 @@ def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
 
 
 def test_means_of_pixels_are_rounded_as_on_the_cpu():
-    from emulator.cuda import rounded
+    from pong_emulator.cuda import rounded
 
     assert [rounded.py_func(total) for total in range(len(QUOTIENTS))] == QUOTIENTS.tolist()
 
@@ -107,7 +107,7 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
     from cuda.bindings import nvjitlink
     from numba import boolean, cuda, int32, int64, uint8, void
 
-    from emulator.cuda import begin, play, see
+    from pong_emulator.cuda import begin, play, see
 
     device = SimpleNamespace(compute_capability=SM_90)
     monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: device)

@@ -14,9 +14,9 @@ import pytest
 import torch
 from conftest import ROOT
 
-from emulator import EmulatorError, compiling, missing, preparing
-from emulator.compiling import kept_in
-from emulator.rom import read_rom
+from pong_emulator import EmulatorError, compiling, missing, preparing
+from pong_emulator.compiling import kept_in
+from pong_emulator.rom import read_rom
 
 
 def test_the_rung_says_in_one_line_that_numba_is_missing(tmp_path: Path) -> None:
@@ -41,9 +41,9 @@ def test_a_missing_rom_and_another_one_are_told(
     with pytest.raises(EmulatorError, match=r"\A.*breakout.bin is not the Pong .*\Z"):
         read_rom(other)
     package = SimpleNamespace(origin="/none/ale_py.py")  # an ale-py whose folder has none
-    monkeypatch.setattr("emulator.rom.find_spec", lambda name: package)
+    monkeypatch.setattr("pong_emulator.rom.find_spec", lambda name: package)
     assert missing().startswith("no ROM at /none/roms/pong.bin (No such file")
-    monkeypatch.setattr("emulator.rom.find_spec", lambda name: None)
+    monkeypatch.setattr("pong_emulator.rom.find_spec", lambda name: None)
     assert missing() == "Pong's ROM comes with ale-py, which is not installed: pip install ale-py"
 
 
@@ -62,11 +62,11 @@ def test_what_was_prepared_is_not_prepared_again() -> None:
 
 def test_preparing_ends_with_an_interrupted_program_alone(tmp_path: Path) -> None:
     ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "emulator", tmp_path / "emulator", ignore=ignore)
+    shutil.copytree(ROOT / "pong_emulator", tmp_path / "pong_emulator", ignore=ignore)
     program = """
 import os
-import emulator, psutil
-with emulator.preparing():
+import pong_emulator, psutil
+with pong_emulator.preparing():
     (child,) = psutil.Process().children()
     print(child.pid, os.getsid(child.pid))
     raise KeyboardInterrupt
@@ -102,7 +102,7 @@ def test_where_nothing_can_be_kept_nothing_is_left_behind(tmp_path: Path) -> Non
     for place in ("__pycache__", ".cache"):
         (tmp_path / place).touch()  # files, where root, too, can make no folders
     program = (
-        "import sys; from pathlib import Path; from emulator.compiling import kept_in; "
+        "import sys; from pathlib import Path; from pong_emulator.compiling import kept_in; "
         "folder = kept_in(Path(sys.argv[1])); (folder / 'x').touch(); print(folder)"
     )
     env = os.environ | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path / "temporary")}

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator import bus, state, tia
-from emulator.control_flow import Program
-from emulator.errors import EmulatorError
-from emulator.preprocessing import WEIGHTS, shrink
-from emulator.riot import set_timer, timer
-from emulator.translate import translate
+from pong_emulator import bus, state, tia
+from pong_emulator.control_flow import Program
+from pong_emulator.errors import EmulatorError
+from pong_emulator.preprocessing import WEIGHTS, shrink
+from pong_emulator.riot import set_timer, timer
+from pong_emulator.translate import translate
 
 BYTE = st.integers(0, 255)
 

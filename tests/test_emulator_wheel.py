@@ -47,7 +47,7 @@ def run(*command: object, **environment: str) -> str:
 def test_it_plays_and_is_kept_where_its_user_may_not_write(tmp_path: Path) -> None:
     source = tmp_path / "source"  # building leaves things behind
     ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "emulator", source / "emulator", ignore=ignore)
+    shutil.copytree(ROOT / "pong_emulator", source / "pong_emulator", ignore=ignore)
     for name in ("pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, source)
     run(sys.executable, "-m", "venv", tmp_path / "venv")

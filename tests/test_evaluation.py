@@ -11,16 +11,16 @@ import torch
 from ignite.handlers import TensorboardLogger
 from test_handlers import curve, play
 
-import emulator
-from lib.games.experience import Episode
+import pong_emulator
+from lib.envs.experience import Episode
+from lib.envs.preprocessing import PONG_ROWS
 from lib.learning.dqn_model import DQN, NormalizedDQN
-from lib.recipe import PONG_ROWS
-from lib.running import evaluation, handlers
-from lib.running.checkpoints import SETTINGS, CheckpointError, describe_settings
-from lib.running.evaluation import Trial, load_agent, make_env, make_games, play_games, try_agent
-from lib.running.options import WrapperOptions
-from lib.running.run import Run
-from lib.running.speedrun_options import EmulatorOptions, PongOptions
+from lib.training import evaluation, handlers
+from lib.training.checkpoints import SETTINGS, CheckpointError, describe_settings
+from lib.training.evaluation import Trial, load_agent, make_env, make_games, play_games, try_agent
+from lib.training.options import WrapperOptions
+from lib.training.run import Run
+from lib.training.speedrun_options import EmulatorOptions, PongOptions
 
 PONG = EmulatorOptions(trial_games=3)
 
@@ -62,10 +62,12 @@ def test_games_played_at_once_are_those_played_one_after_the_other(
     kind, console, monkeypatch
 ) -> None:
     if kind == "vector environment of ALE":
-        monkeypatch.setattr(emulator, "missing", lambda: "Numba is missing")
+        monkeypatch.setattr(pong_emulator, "missing", lambda: "Numba is missing")
 
     def play(count: int, seed: int) -> list[Episode]:
-        played = play_games(make_games(PONG.recipe, count, seed), moves_seldom, 0.1, seed=seed)
+        played = play_games(
+            make_games(PONG.preprocessing, count, seed), moves_seldom, 0.1, seed=seed
+        )
         return [game for _, game in sorted(game for ended in played for game in ended)]
 
     alone = [play(1, seed)[0] for seed in (5, 6)]
@@ -87,10 +89,10 @@ def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, option
     with TensorboardLogger(tmp_path) as tensorboard:
         run = Run(options, torch.device("cpu"), tmp_path, tensorboard, script)
         kept = {SETTINGS: describe_settings(run, network), "net": network.state_dict()}
-    loaded, recipe = load_agent(kept)
-    assert recipe == options.recipe
-    assert (recipe.rows, recipe.actions, recipe.max_pool) == seen
-    env = make_env(recipe)
+    loaded, preprocessing = load_agent(kept)
+    assert preprocessing == options.preprocessing
+    assert (preprocessing.rows, preprocessing.actions, preprocessing.max_pool) == seen
+    env = make_env(preprocessing)
     state, _ = env.reset(seed=0)
     frames = torch.from_numpy(np.asarray(state))[None]
     assert torch.equal(loaded(frames), network(frames))
@@ -98,11 +100,11 @@ def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, option
 
     # The average of a speedrun is its trained agent.
     average = {name: weight / 2 for name, weight in network.state_dict().items()}
-    both = {"weights": network.state_dict(), "average": average}
+    both = {"weights": network.state_dict(), "ema": average}
     trained, _ = load_agent(kept | {"net": both})
     assert all(torch.equal(trained.state_dict()[name], average[name]) for name in average)
 
-    kept[SETTINGS]["recipe"]["env"] = "PongNoFrameskip-v0"  # earlier versions played it
+    kept[SETTINGS]["preprocessing"]["env"] = "PongNoFrameskip-v0"  # earlier versions played it
     with pytest.raises(CheckpointError, match="cannot play: PongNoFrameskip-v0 has sticky actions"):
         load_agent(kept)
 

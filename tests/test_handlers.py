@@ -11,14 +11,16 @@ from ignite.engine import Engine, Events, State
 from ignite.handlers import TensorboardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lib.games.experience import Episode, Transition
-from lib.learning.agents import LinearSchedule
+from lib.envs.experience import Episode, Transition
 from lib.learning.replay_buffer import ReplayBuffer
-from lib.running.evaluation import evaluate
-from lib.running.events import COUNTERS, PlayEvents, announce, replay_batches
-from lib.running.handlers import attach_handlers
-from lib.running.options import ReplayOptions
-from lib.running.run import Run, Terminated, end_on_signals, launch
+from lib.learning.schedules import LinearSchedule
+from lib.training.evaluation import evaluate
+from lib.training.events import COUNTERS, PlayEvents, announce
+from lib.training.handlers import attach_handlers
+from lib.training.launch import launch
+from lib.training.options import ReplayOptions
+from lib.training.play import replay_batches
+from lib.training.run import Run, Terminated, end_on_signals
 
 FRAME = np.zeros((1, 2, 2), np.uint8)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from test_rungs import options_of
 
-from lib.games.experience import Episode
-from lib.games.vector_env import VectorStep
-from lib.players.message_buffer import MessageReplayBuffer
-from lib.players.n_step import NStepRecorder, Transitions
+from lib.envs.experience import Episode
+from lib.envs.vector_env import VectorStep
+from lib.parallel.message_buffer import MessageReplayBuffer
+from lib.parallel.n_step import NStepRecorder, Transitions
 
 STACK, N_STEPS, GAMMA, SIZE = 3, 3, 0.5, (4, 5)
 
@@ -141,7 +141,7 @@ def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message
     rung = options_of("09_many_machines")
     settings = {"envs": 4, "message_steps": 10, "stack": STACK, "n_steps": N_STEPS}
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
-    options = next(one for one in sizes if "--replay-size" not in (one.problem() or ""))
+    options = next(one for one in sizes if "--replay-size" not in (one.why_invalid() or ""))
     buffer = MessageReplayBuffer(options.replay_size, (STACK, *SIZE))
     for message in play(messages=30, steps=10, games=4)[1]:
         buffer.extend(message)

@@ -12,8 +12,8 @@ from conftest import ROOT, Ended, one_line
 from imageio_ffmpeg import count_frames_and_secs
 from PIL import Image
 
-from lib.running.checkpoints import find_checkpoint, read_checkpoint
-from lib.running.evaluation import load_agent, make_games, play_games
+from lib.training.checkpoints import find_checkpoint, read_checkpoint
+from lib.training.evaluation import load_agent, make_games, play_games
 from play import SHIPPED, main
 
 
@@ -31,8 +31,8 @@ def score_of(line: str) -> int:
 def test_the_shipped_agent_wins_on_the_emulator():
     """Preprocessing, network and emulator are those it learned with."""
     assert SHIPPED.stat().st_size < 1_000_000
-    network, recipe = load_agent(read_checkpoint(SHIPPED))
-    ends = play_games(make_games(recipe, 16, 70), network, 0.01, seed=70)
+    network, preprocessing = load_agent(read_checkpoint(SHIPPED))
+    ends = play_games(make_games(preprocessing, 16, 70), network, 0.01, seed=70)
     rewards = [game.reward for ended in ends for _, game in ended]
     # It lost fewer than one game in a hundred; other processors round differently.
     assert sum(reward > 0 for reward in rewards) >= 15
@@ -57,7 +57,7 @@ def test_the_shipped_agent_wins_on_ales_environment_until_ctrl_c():
     finally:
         process.kill()
     assert (process.returncode, error) == (130, "")
-    assert "agents" in first
+    assert "weights" in first
     assert max(map(score_of, games)) > 0
 
 

@@ -18,14 +18,15 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from test_handlers import stream
 from torch import nn
 
-from lib.learning.agents import LinearSchedule
 from lib.learning.replay_buffer import ReplayBuffer
-from lib.running.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
-from lib.running.events import replay_batches
-from lib.running.handlers import attach_handlers
-from lib.running.options import ReplayOptions
-from lib.running.run import Failure, Run, launch, open_folder
-from lib.running.speedrun_options import SharedCoresOptions, SpeedrunOptions
+from lib.learning.schedules import LinearSchedule
+from lib.training.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
+from lib.training.handlers import attach_handlers
+from lib.training.launch import launch, open_folder
+from lib.training.options import ReplayOptions
+from lib.training.play import replay_batches
+from lib.training.run import Failure, Run
+from lib.training.speedrun_options import SharedCoresOptions, SpeedrunOptions
 
 FLAGS = ("--replay-initial", "20", "--replay-size", "200", "--batch-size", "4")
 FLAGS += ("--checkpoint-every", "10")
@@ -289,7 +290,7 @@ def test_a_run_that_is_alive_cannot_be_resumed(start):
         run.tensorboard.writer.flush()  # else its thread may write at any time
         before = everything(run.folder)
         with pytest.raises(CheckpointError, match="is in use"):
-            open_folder(replace(run.options, resume=str(run.folder)), "tiny")
+            open_folder(replace(run.hp, resume=str(run.folder)), "tiny")
         assert everything(run.folder) == before
         tried.append(run.folder)
 

@@ -25,10 +25,10 @@ from conftest import (
     short_run,
 )
 
-from lib.running.checkpoints import find_checkpoint, read_checkpoint, write_checkpoint
-from lib.running.flags import parse
-from lib.running.hparams import NUMBERS, TEXTS
-from lib.running.options import CommonOptions, ReplayOptions
+from lib.training.checkpoints import find_checkpoint, read_checkpoint, write_checkpoint
+from lib.training.flags import parse
+from lib.training.hparams import NUMBERS, TEXTS
+from lib.training.options import CommonOptions, ReplayOptions
 
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
 

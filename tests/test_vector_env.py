@@ -8,10 +8,10 @@ import pytest
 import torch
 from ale_py import AtariVectorEnv
 
-import emulator
-from emulator.threads import ThreadedPongVectorEnv
-from lib.games.experience import Episode, Transition
-from lib.games.vector_env import (
+import pong_emulator
+from lib.envs.experience import Episode, Transition
+from lib.envs.preprocessing import PONG_ROWS, Preprocessing
+from lib.envs.vector_env import (
     StackedVectorEnv,
     VectorExperienceSource,
     ale_games,
@@ -19,11 +19,11 @@ from lib.games.vector_env import (
 )
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.replay_buffer import ReplayBuffer
-from lib.recipe import PONG_ROWS, Recipe
+from pong_emulator.threads import ThreadedPongVectorEnv
 
 pytestmark = pytest.mark.usefixtures("console")
 N, STACK = 2, 4
-PONG = Recipe("PongNoFrameskip-v4", stack=STACK)
+PONG = Preprocessing("PongNoFrameskip-v4", stack=STACK)
 
 
 Played = tuple[np.ndarray, list[list[Transition]]]
@@ -74,8 +74,8 @@ def test_outside_of_the_playing_field_nothing_moves_but_the_score(played: Played
         # Nothing in front of it: a row has one colour, another in the first frame.
         assert (seen[..., wall, :] == seen[..., wall, :1]).all()
     whole, field = (
-        StackedVectorEnv(ale_games("PongNoFrameskip-v4", N), recipe, seed=7)
-        for recipe in (PONG, replace(PONG, rows=PONG_ROWS))
+        StackedVectorEnv(ale_games("PongNoFrameskip-v4", N), preprocessing, seed=7)
+        for preprocessing in (PONG, replace(PONG, rows=PONG_ROWS))
     )
     for action in (0, 2, 3, 2):
         assert np.array_equal(field.states, whole.states[:, :, slice(*PONG_ROWS)])
@@ -98,7 +98,7 @@ def test_half_the_resolution_is_means_of_2x2_pixels(played: Played) -> None:
 def test_players_with_and_without_the_emulator_play_the_same_pong(monkeypatch) -> None:
     console = fast_games("PongNoFrameskip-v4", N, max_pool=False, threads=1)
     assert isinstance(fast_games("BreakoutNoFrameskip-v4", N, False), AtariVectorEnv)
-    monkeypatch.setattr(emulator, "missing", lambda: "Numba is missing")
+    monkeypatch.setattr(pong_emulator, "missing", lambda: "Numba is missing")
     ale = fast_games("PongNoFrameskip-v4", N, max_pool=False, threads=1)
     assert isinstance(console, ThreadedPongVectorEnv)
     assert isinstance(ale, AtariVectorEnv)

@@ -13,13 +13,13 @@ import torch
 from conftest import BEYOND, PARALLEL, SERIAL
 from ignite.handlers import TensorboardLogger
 
-from lib.games.experience import ExperienceSource, Transition
-from lib.games.vector_env import StackedVectorEnv, VectorStep
+from lib.envs.experience import ExperienceSource, Transition
+from lib.envs.vector_env import StackedVectorEnv, VectorStep
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN
 from lib.learning.replay_buffer import ReplayBuffer
-from lib.running.options import ReplayOptions
-from lib.running.run import Run
+from lib.training.options import ReplayOptions
+from lib.training.run import Run
 
 FRAMES = 100  # games differ in their no-ops, so the ball is elsewhere by then
 
@@ -60,7 +60,7 @@ def played(script: str, folder: Path, **settings: int) -> list[np.ndarray]:
         patch.setattr(StackedVectorEnv, "recv", look)
         patch.setattr(torch, "compile", lambda function, **_: function)  # it would take a minute
         if script in PARALLEL:
-            net = DQN((options.recipe.stack, 84, 84), 6)
+            net = DQN((options.preprocessing.stack, 84, 84), 6)
             with pytest.raises(Enough):
                 module.play(SimpleNamespace(put=put), options, net, lambda frame: 0.0, 0)
         else:

@@ -7,7 +7,7 @@ from conftest import Scripted
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from PIL import Image
 
-from lib.games.atari_wrappers import (
+from lib.envs.atari_wrappers import (
     RESIZERS,
     ClipReward,
     EpisodicLife,
@@ -21,7 +21,7 @@ from lib.games.atari_wrappers import (
     make_atari,
     wrap_deepmind,
 )
-from lib.games.experience import Episode, ExperienceSource
+from lib.envs.experience import Episode, ExperienceSource
 
 PONG = "PongNoFrameskip-v4"
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lib.devices import Device
-from lib.games.experience import Transition
+from lib.envs.experience import Transition
 from lib.learning.compiled_update import rows
 from lib.learning.replay_buffer import Batch, Shape
 from lib.transfer import upload

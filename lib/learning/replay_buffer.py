@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lib.devices import Device
-from lib.games.experience import Transition
+from lib.envs.experience import Transition
 from lib.transfer import gather
 
 Shape = tuple[int, int, int]  # (stack, height, width)
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 
 class ReplayRings:
-    """Frames and transitions in rings: what this buffer and ``lib.players.message_buffer`` share.
+    """Frames and transitions in rings: what this buffer and ``lib.parallel.message_buffer`` share.
 
     Transition i is at i % capacity, and frame n at n % n_frames. Windows hold the numbers n, which
     never wrap, so a frame that was overwritten is recognised. If many were, before the transitions

@@ -27,7 +27,7 @@ class Rollout:
         length: steps of each environment in a rollout.
         states_shape: (environments, stack, height, width).
         gamma: discount per agent step.
-        trace: lambda of the returns.
+        q_lambda: lambda of the returns.
         device: holds everything.
     """
 
@@ -36,10 +36,10 @@ class Rollout:
         length: int,
         states_shape: tuple[int, ...],
         gamma: float,
-        trace: float,
+        q_lambda: float,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.gamma, self.trace = gamma, trace
+        self.gamma, self.q_lambda = gamma, q_lambda
         self._length, n = length, states_shape[0]
         self._states = torch.zeros((length, *states_shape), dtype=torch.uint8, device=device)
         self._actions = torch.zeros((length, n), dtype=torch.int64, device=device)
@@ -66,7 +66,7 @@ class Rollout:
         self._values[self._step] = values
         if self._step == self._length:
             played = (self._rewards, self._ended, self._values)
-            returns = lambda_returns(*played, self.gamma, self.trace)
+            returns = lambda_returns(*played, self.gamma, self.q_lambda)
             for past, new in zip(self.past, (self._states, self._actions, returns), strict=True):
                 past.copy_(new.flatten(0, 1))
             torch.randperm(len(self), out=self._order)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from lib.games.resumable_env import ResumableEnv
+from lib.envs.resumable import ResumableEnv
 
 
 class Episode(NamedTuple):

@@ -25,12 +25,12 @@ import torch
 from ignite.engine import Engine, Events
 
 if TYPE_CHECKING:
-    from lib.running.run import Run
+    from lib.training.run import Run
 
 FOLDER = "checkpoints"
 KINDS = ("solved", "best", "latest", "previous")  # play.py takes the first kind that exists
 SETTINGS = "settings"  # the key of the script and the hyperparameters
-EVENT_FILES = "events.out.tfevents.[1-9]*"  # those of curves, see ``lib.running.hparams``
+EVENT_FILES = "events.out.tfevents.[1-9]*"  # those of curves, see ``lib.training.hparams``
 # These belong together: an empty buffer cannot take a game from its middle on.
 REPLAY = ("buffer", "experience")
 COUNTERS = ("iteration", "frames", "episodes", "avg_reward", "reached", "update_due")
@@ -130,8 +130,8 @@ def save_checkpoints(
         saved: what a rung saves; each has ``state_dict`` and ``load_state_dict``.
         figures: the same, for what ignite resets when the engine starts.
     """
-    options, folder, state = run.options, run.folder / FOLDER, engine.state
-    figures = {"progress": Progress(engine, run), **figures}
+    options, folder, state = run.hp, run.folder / FOLDER, engine.state
+    figures = {"progress": RunProgress(engine, run), **figures}
     best = -math.inf
     if run.checkpoint:
         best = reward_of(folder / "best.pt")
@@ -212,16 +212,16 @@ def reward_of(file: Path) -> float:
 
 
 def describe_settings(run: "Run", net: Any) -> dict[str, Any]:
-    """What a resumed run must agree with, and what ``lib.running.evaluation`` needs to play."""
-    settings, recipe = asdict(run.options), asdict(run.options.recipe)
-    kept = {"script": run.script, "hyperparameters": settings, "recipe": recipe}
+    """What a resumed run must agree with, and what ``lib.training.evaluation`` needs to play."""
+    settings, preprocessing = asdict(run.hp), asdict(run.hp.preprocessing)
+    kept = {"script": run.script, "hyperparameters": settings, "preprocessing": preprocessing}
     network = getattr(net, "network", net)  # of MixedWeights
     if network is not None:
         kept["network"] = {"class": type(network).__name__, "arguments": network.arguments}
     return kept
 
 
-class Progress:
+class RunProgress:
     """The progress of a run: the engine's counters, random states, and lengths of event files."""
 
     def __init__(self, engine: Engine, run: "Run") -> None:

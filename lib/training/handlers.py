@@ -1,6 +1,6 @@
 """Everything around the updates, as ignite handlers: reward, FPS, stopping, TensorBoard.
 
-The handlers keep their figures in the engine's state, beside those of ``lib.running.events``:
+The handlers keep their figures in the engine's state, beside those of ``lib.training.events``:
 
     avg_reward     smoothed exponentially, from the first episode on
     reached        the frames and minutes after which avg_reward reached --stop-reward
@@ -22,12 +22,13 @@ from ignite.handlers import TensorboardLogger
 from ignite.metrics import RunningAverage
 from ignite.metrics.metric import MetricUsage
 
-from lib.learning.agents import QFunction, Schedule
-from lib.running.checkpoints import save_checkpoints
-from lib.running.evaluation import try_agent
-from lib.running.events import COUNTERS, PlayEvents
-from lib.running.run import Failure, Run, end_on_signals, on_signals
-from lib.running.terminal import Terminal
+from lib.learning.agents import QFunction
+from lib.learning.schedules import Schedule
+from lib.training.checkpoints import save_checkpoints
+from lib.training.evaluation import try_agent
+from lib.training.events import COUNTERS, PlayEvents
+from lib.training.run import Failure, Run, end_on_signals, on_signals
+from lib.training.terminal import Terminal
 
 FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
@@ -49,14 +50,14 @@ def attach_handlers(
 
     Args:
         engine: makes the updates.
-        run: what ``lib.running.run.launch`` gave.
+        run: what ``lib.training.launch.launch`` gave.
         epsilon: the schedule, by frame.
         saved: what checkpoints store besides the counters; each has ``state_dict`` and
             ``load_state_dict``. If the run is resumed, they are loaded here.
         make_agent: gives the agent that would be saved now, which then has to win games before
-            training ends, see ``lib.running.evaluation``; None: avg_reward alone decides.
+            training ends, see ``lib.training.evaluation``; None: avg_reward alone decides.
     """
-    engine.logger.disabled = True  # lib.running.run reports a failure, once
+    engine.logger.disabled = True  # lib.training.run reports a failure, once
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
 
     def passes() -> bool:
@@ -66,10 +67,10 @@ def attach_handlers(
         engine.fire_event(PlayEvents.TRIED)
         return engine.state.trial.passed
 
-    track_reward(engine, run.options.stop_reward, passes)
+    track_reward(engine, run.hp.stop_reward, passes)
     speed = Speed(engine)
     average = track_loss(engine, run)
-    stop_at(engine, run.options.max_frames)
+    stop_at(engine, run.hp.max_frames)
     stop_on_signals(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon)
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
@@ -78,10 +79,10 @@ def attach_handlers(
     Terminal(run).attach(engine)
 
 
-def track_reward(engine: Engine, bound: float, passes: Callable[[], bool]) -> None:
+def track_reward(engine: Engine, stop_reward: float, passes: Callable[[], bool]) -> None:
     """Smooth the reward exponentially, from the first episode on; stop when the game is solved.
 
-    ``passes`` is asked whether the game is solved, when avg_reward has reached the bound, and again
+    ``passes`` is asked whether the game is solved, when avg_reward has reached it, and again
     after some episodes.
     """
     state = engine.state
@@ -98,7 +99,7 @@ def track_reward(engine: Engine, bound: float, passes: Callable[[], bool]) -> No
             state.avg_reward = state.episode.reward
         else:
             state.avg_reward = ALPHA * state.avg_reward + (1 - ALPHA) * state.episode.reward
-        if state.avg_reward < bound or state.solved:
+        if state.avg_reward < stop_reward or state.solved:
             return
         if math.isnan(state.reached["frames"]):
             state.reached = {"frames": state.frames, "minutes": state.time_passed / 60}

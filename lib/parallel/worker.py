@@ -1,7 +1,7 @@
 """What players on a cluster need besides their games: settings, weights, epsilons.
 
 A player that replaces a dead one should start soon. So this module is separate from
-``lib.players.cluster``: with the learner's imports, its process takes twice as long to start.
+``lib.parallel.cluster``: with the learner's imports, its process takes twice as long to start.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from lib.games.vector_env import StackedVectorEnv, fast_games
-from lib.running.options import ReplayOptions, of_playing, of_wrappers
+from lib.envs.vector_env import StackedVectorEnv, fast_games
+from lib.training.options import ReplayOptions, of_playing, of_wrappers
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class ClusterOptions(ReplayOptions):
         """As ``CommonOptions.samples``; it does not depend on how many games there are."""
         return self.batch_size
 
-    def problem(self) -> str | None:
-        """As ``ReplayOptions.problem``."""
-        if message := super().problem():
+    def why_invalid(self) -> str | None:
+        """As ``ReplayOptions.why_invalid``."""
+        if message := super().why_invalid():
             return message
         host, _, port = self.address.rpartition(":")
         if self.address and not (host and port.isdecimal()):
@@ -52,11 +52,11 @@ class ClusterOptions(ReplayOptions):
     def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
         """Some games, in one thread."""
         games = fast_games(self.env, count, self.max_pool, threads=1)  # a core for each player
-        return StackedVectorEnv(games, self.recipe, seed)
+        return StackedVectorEnv(games, self.preprocessing, seed)
 
 
 @dataclass
-class Weights:
+class VersionedWeights:
     """The weights that players act with."""
 
     version: int  # number of updates that made them

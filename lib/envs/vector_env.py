@@ -14,9 +14,9 @@ import numpy as np
 from ale_py import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
-import emulator
-from lib.games.experience import Episode, Transition
-from lib.recipe import Recipe
+import pong_emulator
+from lib.envs.experience import Episode, Transition
+from lib.envs.preprocessing import Preprocessing
 
 
 class VectorStep(NamedTuple):
@@ -57,15 +57,15 @@ def ale_games(
 
 
 def fast_games(env_id: str, num_envs: int, max_pool: bool, threads: int = 0) -> Any:
-    """Pong played by ``emulator``, where Numba can compile it, and every other game by ALE.
+    """Pong played by ``pong_emulator``, where Numba can compile it, and every other game by ALE.
 
     Both play the same games, pixel for pixel. So players of both kinds can play together.
 
     Args:
         env_id, num_envs, max_pool, threads: as for ``ale_games``.
     """
-    if env_id.startswith("Pong") and not emulator.missing():
-        return emulator.PongVectorEnv(
+    if env_id.startswith("Pong") and not pong_emulator.missing():
+        return pong_emulator.PongVectorEnv(
             num_envs, threads=threads, stack=1, max_pool=max_pool, reward_clipping=False
         )
     return ale_games(env_id, num_envs, threads, max_pool)
@@ -82,16 +82,20 @@ class StackedVectorEnv:
 
     Args:
         envs: the games, with one frame per observation: of ``ale_games`` or ``fast_games``.
-        recipe: how many frames make a state, what it shows of them, and which actions to use.
+        preprocessing: how many frames make a state, what it shows of them, and its actions.
         seed: game ``i`` gets ``seed + i``.
     """
 
-    def __init__(self, envs: Any, recipe: Recipe, seed: int = 0) -> None:
-        self._envs, self._recipe, self._seed = envs, recipe, seed
-        self._actions = np.array(recipe.actions or range(int(envs.single_action_space.n)))
+    def __init__(self, envs: Any, preprocessing: Preprocessing, seed: int = 0) -> None:
+        self._envs, self._preprocessing, self._seed = envs, preprocessing, seed
+        self._actions = np.array(preprocessing.actions or range(int(envs.single_action_space.n)))
         self.n_actions = len(self._actions)
         frame = np.zeros(envs.single_observation_space.shape[-2:], np.uint8)
-        self.shape = (envs.num_envs, recipe.stack, *recipe.seen(frame).shape)  # of the states
+        self.shape = (
+            envs.num_envs,
+            preprocessing.stack,
+            *preprocessing.seen(frame).shape,
+        )  # of the states
         self._rewards = np.zeros(envs.num_envs)
         self._steps = np.zeros(envs.num_envs, dtype=np.int64)
 
@@ -100,7 +104,7 @@ class StackedVectorEnv:
         """uint8, (n, stack, height, width). Games begin when they are wanted: all is compiled."""
         frames, info = self._envs.reset(seed=self._seed)
         self._lives = info.get("lives", np.zeros(len(frames), dtype=np.int64))
-        return np.repeat(self._recipe.seen(frames), self._recipe.stack, axis=1)
+        return np.repeat(self._preprocessing.seen(frames), self._preprocessing.stack, axis=1)
 
     def send(self, actions: np.ndarray) -> None:
         """Hand over actions: int64 (n,), indices into ``actions``; returns at once."""
@@ -113,11 +117,11 @@ class StackedVectorEnv:
         ended = terminated | truncated
         self._rewards += rewards
         self._steps += 1
-        frames = self._recipe.seen(frames)
+        frames = self._preprocessing.seen(frames)
         self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
         episodes: list[Episode | None] = [None] * len(frames)
         if ended.any():
-            last = self._recipe.seen(info["final_obs"])
+            last = self._preprocessing.seen(info["final_obs"])
             frames = np.where(ended[:, None, None, None], last, frames)
         for i in np.flatnonzero(ended):
             self.states[i] = self.states[i, -1]  # the first frame of the next game

@@ -17,44 +17,51 @@ from gymnasium.wrappers import TransformAction, TransformObservation
 from ignite.engine import Engine
 from tqdm import tqdm
 
-from lib.games.atari_wrappers import check_env_id, make_atari, wrap_deepmind
-from lib.games.experience import Episode
-from lib.games.vector_env import StackedVectorEnv, fast_games
+from lib.envs.atari_wrappers import check_env_id, make_atari, wrap_deepmind
+from lib.envs.experience import Episode
+from lib.envs.preprocessing import Preprocessing
+from lib.envs.vector_env import StackedVectorEnv, fast_games
 from lib.learning.agents import QFunction
 from lib.learning.dqn_model import DQN, NETWORKS
-from lib.recipe import Recipe
-from lib.running.checkpoints import SETTINGS, CheckpointError
-from lib.running.run import Run
+from lib.training.checkpoints import SETTINGS, CheckpointError
+from lib.training.run import Run
 from lib.transfer import upload
 
 EPISODES = 30
 EPSILON = 0.01
-GAMES = f"games after up to {Recipe.noop_max} no-ops"
+GAMES = f"games after up to {Preprocessing.noop_max} no-ops"
 SEED = 1_000_000  # of the first game; far from those of training
 TRIAL_SEED = 2_000_000  # of the first game of the first trial; far from those after training
 
 
-def make_env(recipe: Recipe, **kwargs: Any) -> gym.Env:
+def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
     """A single environment for evaluation; losing a life ends no episode. It gets ``kwargs``."""
     env: gym.Env = wrap_deepmind(
-        make_atari(recipe.env, noop_max=recipe.noop_max, max_pool=recipe.max_pool, **kwargs),
+        make_atari(
+            preprocessing.env,
+            noop_max=preprocessing.noop_max,
+            max_pool=preprocessing.max_pool,
+            **kwargs,
+        ),
         episodic_life=False,
-        fire_reset=recipe.fire_reset,
-        stack=recipe.stack,
-        resize=recipe.resize,
+        fire_reset=preprocessing.fire_reset,
+        stack=preprocessing.stack,
+        resize=preprocessing.resize,
     )
-    space, actions = env.observation_space, recipe.actions
+    space, actions = env.observation_space, preprocessing.actions
     assert isinstance(space, Box)
-    space = Box(recipe.seen(space.low), recipe.seen(space.high), dtype=np.uint8)
-    env = TransformObservation(env, recipe.seen, space)
+    space = Box(preprocessing.seen(space.low), preprocessing.seen(space.high), dtype=np.uint8)
+    env = TransformObservation(env, preprocessing.seen, space)
     if actions is None:
         return env
     return TransformAction(env, lambda action: actions[action], Discrete(len(actions)))
 
 
-def make_games(recipe: Recipe, count: int, seed: int) -> StackedVectorEnv:
+def make_games(preprocessing: Preprocessing, count: int, seed: int) -> StackedVectorEnv:
     """Games to play at once, with ALE's standard starts; game ``i`` gets ``seed + i``."""
-    return StackedVectorEnv(fast_games(recipe.env, count, recipe.max_pool), recipe, seed)
+    return StackedVectorEnv(
+        fast_games(preprocessing.env, count, preprocessing.max_pool), preprocessing, seed
+    )
 
 
 def play_games(
@@ -122,7 +129,7 @@ def evaluate(q_function: QFunction, run: Run) -> list[float]:
         print("no games after training: the run was interrupted", flush=True)
         return []
     rewards = [0.0] * EPISODES
-    games = make_games(run.options.recipe, EPISODES, SEED)
+    games = make_games(run.hp.preprocessing, EPISODES, SEED)
     with tqdm(total=EPISODES, desc=GAMES, leave=False, disable=None) as bar:
         for step, ended in enumerate(play_games(games, q_function, EPSILON, run.device)):
             if step % 100 == 0:  # all games end at about the same time
@@ -161,9 +168,9 @@ def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
 
     The frame of the engine decides which games. Their mean must be 1 more than ``--stop-reward``.
     """
-    options = run.options
+    options = run.hp
     seed = TRIAL_SEED + engine.state.frames
-    games = make_games(options.recipe, options.trial_games, seed)
+    games = make_games(options.preprocessing, options.trial_games, seed)
     rewards: list[float] = []
     for ended in play_games(games, agent, EPSILON, run.device, seed):
         rewards += [game.reward for _, game in ended]
@@ -186,8 +193,8 @@ def describe(rewards: Sequence[float]) -> str:
     )
 
 
-def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Recipe]:
-    """The network of a checkpoint, ready to play on the CPU, and its recipe.
+def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
+    """The network of a checkpoint, ready to play on the CPU, and its preprocessing.
 
     Raises:
         CheckpointError: if the checkpoint does not name its network, the weights do not fit it, or
@@ -201,12 +208,12 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Recipe]:
         )
     told, weights = settings["network"], checkpoint.get("net", {})
     try:
-        recipe = Recipe(**settings["recipe"])
-        check_env_id(recipe.env)
+        preprocessing = Preprocessing(**settings["preprocessing"])
+        check_env_id(preprocessing.env)
         network = NETWORKS[told["class"]](**told["arguments"])
         # Of 06 to 08: the averaged weights, or those in float32, without the moments of Adam.
-        network.load_state_dict(weights.get("average", weights.get("weights", weights)))
+        network.load_state_dict(weights.get("ema", weights.get("weights", weights)))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(f"the agent of {settings['script']} cannot play: {reason}") from None
-    return network, recipe
+    return network, preprocessing

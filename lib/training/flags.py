@@ -7,8 +7,8 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lib.running.checkpoints import SETTINGS, CheckpointError, read_latest
-from lib.running.options import Options, unwritable
+from lib.training.checkpoints import SETTINGS, CheckpointError, read_latest
+from lib.training.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")  # a resumed run does not take them over
@@ -48,7 +48,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
         # The resumed run has these settings by default; only some of them may change.
         parser.set_defaults(**{k: v for k, v in settings.items() if k not in OF_ONE_CALL})
         values = options(**vars(parser.parse_args(argv)))
-    if message := values.problem():
+    if message := values.why_invalid():
         parser.error(message)
     values = values.settled()
     for name, value in settings.items():

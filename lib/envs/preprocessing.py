@@ -8,17 +8,17 @@ PONG_ACTIONS = (0, 2, 3)  # of six: those that differ, stay, up and down
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Preprocessing:
     """The input that a network expects, and the actions that its values belong to.
 
-    It comes from the settings of a run (``CommonOptions.recipe``), and checkpoints store it. The
-    defaults are DeepMind's (Mnih et al., Nature 518 (2015), methods).
+    It comes from the settings of a run (``CommonOptions.preprocessing``), and checkpoints store it.
+    The defaults are DeepMind's (Mnih et al., Nature 518 (2015), methods).
 
     Args:
         env: a NoFrameskip game, such as PongNoFrameskip-v4.
         max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
         stack: frames of a state.
-        resize: a key of ``lib.games.atari_wrappers.RESIZERS``.
+        resize: a key of ``lib.envs.atari_wrappers.RESIZERS``.
         rows: the rows of the 84 that a state shows: the first, and the one after the last.
         actions: the actions to use, in the order of the network's values; None: all actions of
             the game.
@@ -47,11 +47,13 @@ class Recipe:
         return upper[..., ::2] + upper[..., 1::2] + lower[..., ::2] + lower[..., 1::2]
 
     @property
-    def starts(self) -> "dict[str, Recipe]":
+    def starts(self) -> "dict[str, Preprocessing]":
         """The kinds of start to test an agent with, by name; the last is DeepMind's.
 
         An agent that knows other starts alone may play badly after no-ops, and well as trained.
         """
-        standard = replace(self, noop_max=Recipe.noop_max, fire_reset=Recipe.fire_reset)
+        standard = replace(
+            self, noop_max=Preprocessing.noop_max, fire_reset=Preprocessing.fire_reset
+        )
         kinds = {} if self == standard else {"as trained": self}
         return kinds | {f"after up to {standard.noop_max} no-ops": standard}

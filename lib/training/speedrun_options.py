@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-import emulator
-from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
-from lib.running.options import (
+import pong_emulator
+from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
+from lib.training.options import (
     CommonOptions,
     PrecisionOptions,
     of_playing,
@@ -28,16 +28,20 @@ class PongOptions(CommonOptions):
     )
 
     @property
-    def recipe(self) -> Recipe:
-        """As ``CommonOptions.recipe``, at half the resolution, with Pong's rows and actions."""
-        recipe = replace(super().recipe, half=True)
-        return recipe if self.any_game else replace(recipe, rows=PONG_ROWS, actions=PONG_ACTIONS)
+    def preprocessing(self) -> Preprocessing:
+        """As of ``CommonOptions``, at half the resolution, with Pong's rows and actions."""
+        preprocessing = replace(super().preprocessing, half=True)
+        return (
+            preprocessing
+            if self.any_game
+            else replace(preprocessing, rows=PONG_ROWS, actions=PONG_ACTIONS)
+        )
 
-    def problem(self) -> str | None:
-        """As ``CommonOptions.problem``."""
+    def why_invalid(self) -> str | None:
+        """As ``CommonOptions.why_invalid``."""
         if not self.any_game and not self.env.startswith("Pong"):
             return f"--env: {self.env} needs --any-game: this rung is cut down to Pong"
-        return super().problem()
+        return super().why_invalid()
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     trial_games: int = of_run(
         64, "games that the agent must win, no longer learning, to end training", 1, 1_024
     )
-    trace: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
+    q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
     stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
     # It is reached by equal factors, so it cannot be 0.
     epsilon_final: float = of_playing(0.01, "probability of a random action at the end", 1e-6, 1)
@@ -81,10 +85,10 @@ class SharedCoresOptions(SpeedrunOptions):
 
 @dataclass(frozen=True)
 class EmulatorOptions(SpeedrunOptions):
-    """The settings of rungs whose games run in ``emulator``: those of 07."""
+    """The settings of rungs whose games run in ``pong_emulator``: those of 07."""
 
-    def problem(self) -> str | None:
-        """As ``PongOptions.problem``: the emulator has one cartridge."""
+    def why_invalid(self) -> str | None:
+        """As ``PongOptions.why_invalid``: the emulator has one cartridge."""
         if self.any_game or not self.env.startswith("Pong"):
             return "--env: this emulator plays Pong alone; 07_speedrun.py --any-game plays others"
-        return emulator.missing() or super().problem()
+        return pong_emulator.missing() or super().why_invalid()

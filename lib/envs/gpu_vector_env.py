@@ -1,6 +1,6 @@
 """Games that run on the training device: the CPU only launches their steps.
 
-The counterparts of ``StackedVectorEnv`` in ``lib.games.vector_env`` and of ``Exploration`` in
+The counterparts of ``StackedVectorEnv`` in ``lib.envs.vector_env`` and of ``Exploration`` in
 ``lib.learning.agents``, for games whose actions, frames and rewards are tensors on that device.
 """
 
@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-import emulator
-from lib.games.experience import Episode
+import pong_emulator
+from lib.envs.experience import Episode
+from lib.envs.preprocessing import Preprocessing
 from lib.gpu_checks import faster_way
-from lib.recipe import Recipe
 from lib.transfer import Download, is_asynchronous
 
 
 def plays_games(device: torch.device) -> bool:
-    """Whether ``emulator`` plays on this device, and plays the CPU's games there."""
+    """Whether ``pong_emulator`` plays on this device, and plays the CPU's games there."""
     if not is_asynchronous(device):
         return False
     cpu = torch.device("cpu")
@@ -28,7 +28,7 @@ def plays_games(device: torch.device) -> bool:
 def first_games(device: torch.device) -> dict[str, torch.Tensor]:
     """What 48 steps of four games give on this device; games are short, so that new ones begin."""
     random, steps = np.random.default_rng(0), []
-    envs = emulator.PongVectorEnv(4, device=device, stack=1, max_num_frames_per_episode=100)
+    envs = pong_emulator.PongVectorEnv(4, device=device, stack=1, max_num_frames_per_episode=100)
     envs.reset(seed=0)
     for _ in range(48):
         envs.send(torch.from_numpy(random.integers(6, size=4)).to(device))
@@ -37,7 +37,7 @@ def first_games(device: torch.device) -> dict[str, torch.Tensor]:
     return {name: torch.stack(kind) for name, kind in zip(names, kinds, strict=True)}
 
 
-class DeviceStep(NamedTuple):
+class GpuVectorStep(NamedTuple):
     """The outcome of a step of all games; tensors on the device, of length n."""
 
     rewards: torch.Tensor  # float32, clipped to their sign
@@ -47,28 +47,30 @@ class DeviceStep(NamedTuple):
     points: tuple[int, int]  # how many won and lost ones have become known
 
 
-class DeviceGames:
+class GpuStackedVectorEnv:
     """Several games and their stacked states on a device, as ``StackedVectorEnv`` on the CPU.
 
     Finished games are reported together, every so many steps, and read when the next report is
     requested. So the CPU may be two reports ahead of the device; then it waits.
 
     Args:
-        envs: the games, as those of ``emulator.cuda``, one frame to an observation.
-        recipe: how many frames make a state, what it shows of them, and which actions to use.
+        envs: the games, as those of ``pong_emulator.cuda``, one frame to an observation.
+        preprocessing: how many frames make a state, what it shows of them, and its actions.
         seed: game ``i`` gets ``seed + i``.
         every: steps from one report to the next.
     """
 
-    def __init__(self, envs: Any, recipe: Recipe, seed: int = 0, every: int = 32) -> None:
-        self._envs, self._recipe = envs, recipe
+    def __init__(
+        self, envs: Any, preprocessing: Preprocessing, seed: int = 0, every: int = 32
+    ) -> None:
+        self._envs, self._preprocessing = envs, preprocessing
         frames, _ = envs.reset(seed=seed)
         device, n = frames.device, len(frames)
-        played = recipe.actions or range(int(envs.single_action_space.n))
+        played = preprocessing.actions or range(int(envs.single_action_space.n))
         self.n_actions = len(played)
         self._actions = torch.from_numpy(np.array(played)).to(device)
         # uint8, (n, stack, height, width)
-        self.states = recipe.seen(frames).repeat(1, recipe.stack, 1, 1)
+        self.states = preprocessing.seen(frames).repeat(1, preprocessing.stack, 1, 1)
         self.shape = tuple(self.states.shape)
         # Of every step since the last report, and of every game: points and steps if it ended, and
         # whether a point was won, or lost.
@@ -81,11 +83,11 @@ class DeviceGames:
         """Hand over actions: int64 (n,), indices into ``actions``."""
         self._envs.send(self._actions[actions])
 
-    def recv(self) -> DeviceStep:
+    def recv(self) -> GpuVectorStep:
         """The outcome; afterwards ``states`` is a new tensor with the new states."""
         frames, rewards, terminated, truncated, _ = self._envs.recv()
         ended = terminated | truncated
-        frames = self._recipe.seen(frames)
+        frames = self._preprocessing.seen(frames)
         # A new game begins with its first frame repeated.
         older = torch.where(ended.view(-1, 1, 1, 1), frames, self.states[:, 1:])
         self.states = torch.cat([older, frames], dim=1)
@@ -96,7 +98,7 @@ class DeviceGames:
         self._game *= ~ended
         self._step += 1
         clipped = rewards.sign().float()
-        return DeviceStep(clipped, terminated, ended, *self._known_now())
+        return GpuVectorStep(clipped, terminated, ended, *self._known_now())
 
     def _known_now(self) -> tuple[list[Episode], tuple[int, int]]:
         """Games and points of the last report, if it is time for the next one."""
@@ -111,7 +113,7 @@ class DeviceGames:
         return episodes, (int(won.sum()), int(lost.sum()))
 
 
-class DeviceExploration:
+class GpuExploration:
     """Replaces greedy actions by random ones with probability epsilon, drawn on the device."""
 
     def __init__(self, n_actions: int, epsilon: Callable[[int], float]) -> None:

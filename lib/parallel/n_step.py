@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lib.games.experience import Episode
-from lib.games.vector_env import VectorStep
+from lib.envs.experience import Episode
+from lib.envs.vector_env import VectorStep
 
 
 @dataclass

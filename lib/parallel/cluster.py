@@ -22,11 +22,11 @@ from torch import nn
 
 import lib
 from lib.learning.replay_buffer import Batch
-from lib.players.message_buffer import MessageReplayBuffer
-from lib.players.n_step import Transitions
-from lib.players.worker import ClusterOptions, Weights
-from lib.running.events import announce
-from lib.running.run import Failure, Run
+from lib.parallel.message_buffer import MessageReplayBuffer
+from lib.parallel.n_step import Transitions
+from lib.parallel.worker import ClusterOptions, VersionedWeights
+from lib.training.events import announce
+from lib.training.run import Failure, Run
 
 AHEAD = 2  # pending calls per player: it plays the next one while the last is on its way
 LOG_EVERY = 100  # updates
@@ -43,7 +43,7 @@ class Players:
 
     Args:
         player: a class. Each actor creates one object from its number and ``args``; the method
-            ``play`` takes ``Weights`` and returns ``Transitions``.
+            ``play`` takes ``VersionedWeights`` and returns ``Transitions``.
         options: say how many players, on which cluster, and how long to wait for them.
         args: passed to ``player``.
     """
@@ -78,7 +78,7 @@ class Players:
             settings |= {"_node_ip_address": "127.0.0.1", "_temp_dir": place}
         else:  # nodes need no copy of this repository, only its requirements
             root = Path(lib.__file__).parent.parent
-            code = {"py_modules": [str(root / name) for name in ("lib", "emulator")]}
+            code = {"py_modules": [str(root / name) for name in ("lib", "pong_emulator")]}
             settings["runtime_env"] = code | {"excludes": ["__pycache__"]}
         import ray
         from ray._private import worker
@@ -111,7 +111,7 @@ class Players:
     def broadcast(self, net: nn.Module, state: State) -> None:
         """Give these weights to the next calls: one object of Ray's, fetched once per node."""
         arrays = {name: w.detach().cpu().numpy() for name, w in net.state_dict().items()}
-        self._weights = self._ray.put(Weights(state.iteration, state.frames, arrays))
+        self._weights = self._ray.put(VersionedWeights(state.iteration, state.frames, arrays))
 
     def __iter__(self) -> Iterator[list[Transitions]]:
         for number in [*range(self._options.players)] * AHEAD:
@@ -169,7 +169,7 @@ def learn_from(
         engine: is told of frames and episodes as they arrive.
         run: has the settings, among them ``frames_per_update`` and ``batch_size``.
     """
-    options, state = run.options, engine.state
+    options, state = run.hp, engine.state
     known = epsilons <= max(options.epsilon_final, epsilons.min())
     run.tensorboard.attach_output_handler(
         engine,

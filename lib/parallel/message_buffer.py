@@ -8,7 +8,7 @@ import numpy as np
 
 from lib.devices import Device
 from lib.learning.replay_buffer import ReplayRings, Shape
-from lib.players.n_step import Transitions
+from lib.parallel.n_step import Transitions
 
 
 class MessageReplayBuffer(ReplayRings):

@@ -25,11 +25,11 @@ import torch
 from torch import multiprocessing, nn
 
 from lib.devices import first_line
-from lib.games.experience import Transition
+from lib.envs.experience import Transition
 from lib.gpu_checks import leave_out
-from lib.running.machine import prepare_torch
-from lib.running.options import PlayerOptions
-from lib.running.run import Failure, describe_error
+from lib.training.machine import prepare_torch
+from lib.training.options import PlayerOptions
+from lib.training.run import Failure, describe_error
 from lib.transfer import Download, is_asynchronous
 
 WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop

@@ -9,13 +9,11 @@ fired by ``replay_batches``. Their counters are in the engine's state:
     update_due         whether frames arrived since the last update
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ignite.engine import Engine, EventEnum
 
-from lib.games.experience import Episode, Transition
-from lib.learning.device_replay import DeviceReplayBuffer
-from lib.learning.replay_buffer import Batch, ReplayBuffer
+from lib.envs.experience import Episode
 
 
 class PlayEvents(EventEnum):
@@ -37,44 +35,6 @@ COUNTERS = {
     PlayEvents.TRIED: "frames",
     PlayEvents.EPISODE_COMPLETED: "episodes",
 }
-
-
-def replay_batches(
-    engine: Engine,
-    experience: Iterable[list[Transition]],
-    buffer: ReplayBuffer,
-    initial: int,
-    batch_size: int,
-) -> Iterator[Batch]:
-    """The engine's batches: play, store, and sample once there are enough transitions.
-
-    Args:
-        engine: is told of frames and episodes as they arrive.
-        experience: yields lists of new transitions, one list per update.
-        buffer: stores them.
-        initial: transitions to store before the first batch.
-        batch_size: transitions per batch.
-    """
-    for _ in play(engine, experience, buffer, initial):
-        yield buffer.sample(batch_size)
-
-
-def play(
-    engine: Engine,
-    experience: Iterable[list[Transition]],
-    buffer: ReplayBuffer | DeviceReplayBuffer,
-    initial: int,
-) -> Iterator[None]:
-    """Play and store, as ``replay_batches``; yields when it is time for an update."""
-    if engine.state.update_due and buffer.added >= initial:  # the resumed run ended before it
-        yield
-    for transitions in experience:
-        buffer.extend(transitions)
-        announce(engine, len(transitions), [step.episode for step in transitions])
-        if engine.should_terminate:
-            return
-        if transitions and buffer.added >= initial:  # not len, which may fall again
-            yield
 
 
 def announce(engine: Engine, frames: int, episodes: Iterable[Episode | None]) -> None:

@@ -1,7 +1,7 @@
 """The options of rungs: frozen dataclasses, of which every field is also a flag.
 
 ``option`` makes a field. The options of a rung with a replay buffer inherit from ``ReplayOptions``;
-``lib.running.speedrun_options`` has those of 07 and 08. ``lib.running.flags`` reads them from the
+``lib.training.speedrun_options`` has those of 07 and 08. ``lib.training.flags`` reads them from the
 command line. A rung calls its own ``hp``, short for hyperparameters.
 """
 
@@ -18,8 +18,8 @@ import psutil
 import torch
 
 from lib.devices import PRECISIONS, choose_precision, missing_device, shares_memory
-from lib.games.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
-from lib.recipe import Recipe
+from lib.envs.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
+from lib.envs.preprocessing import Preprocessing
 
 MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
 
@@ -41,7 +41,7 @@ def option(
         low: the smallest number accepted.
         high: the largest number accepted; only where more would not fit into memory or arithmetic.
         choices: the strings accepted.
-        group: of ``--help``, one of ``lib.running.flags.GROUPS``.
+        group: of ``--help``, one of ``lib.training.flags.GROUPS``.
         free: whether it may change when a run is resumed.
     """
     names = {"help": help, "low": low, "high": high, "choices": choices, "type": type(default)}
@@ -82,7 +82,7 @@ class CommonOptions:
     epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
 
     def settled(self) -> Self:
-        """With what each value stands for in its place; ``problem`` has found nothing wrong."""
+        """With what each value stands for in its place; ``why_invalid`` has found nothing wrong."""
         device = self._asked_device
         return replace(self, device=device, cuda=device.startswith("cuda"))
 
@@ -111,12 +111,12 @@ class CommonOptions:
             yield "mps: no CUDA graph, nothing compiled, and float32 unless told otherwise"
 
     @property
-    def recipe(self) -> Recipe:
+    def preprocessing(self) -> Preprocessing:
         """How states are made. If a rung has no setting for something, DeepMind's value holds."""
-        names = [entry.name for entry in fields(Recipe) if hasattr(self, entry.name)]
-        return Recipe(**{name: getattr(self, name) for name in names})
+        names = [entry.name for entry in fields(Preprocessing) if hasattr(self, entry.name)]
+        return Preprocessing(**{name: getattr(self, name) for name in names})
 
-    def problem(self) -> str | None:
+    def why_invalid(self) -> str | None:
         """What is wrong with the settings together, in one line; None if nothing is wrong."""
         try:
             check_env_id(self.env)
@@ -147,8 +147,8 @@ class ReplayOptions(CommonOptions):
         """As ``CommonOptions.samples``; the batch grows with the frames of an update."""
         return self.batch_size * getattr(self, "envs", 1) * getattr(self, "steps", 1)
 
-    def problem(self) -> str | None:
-        """As ``CommonOptions.problem``."""
+    def why_invalid(self) -> str | None:
+        """As ``CommonOptions.why_invalid``."""
         if self.replay_initial > self.replay_size:
             return "--replay-initial is more than --replay-size, which could not hold it"
         if self.replay_size < (least := self._least_replay_size()):
@@ -157,11 +157,11 @@ class ReplayOptions(CommonOptions):
         if needed > (present := psutil.virtual_memory().total / 2**30):
             told = f"transitions take {needed:.0f} GiB, this machine has {present:.0f} GiB"
             return f"--replay-size: {self.replay_size:,} {told}"
-        return super().problem()
+        return super().why_invalid()
 
     def _least_replay_size(self) -> int:
         """The capacity with which a buffer has all frames of what arrives between two updates."""
-        envs, stack = getattr(self, "envs", 1), self.recipe.stack
+        envs, stack = getattr(self, "envs", 1), self.preprocessing.stack
         if message := getattr(self, "message_steps", 0):  # with the frames that it repeats
             return envs * (message + getattr(self, "n_steps", 1) + stack - 1)
         # A step stores a frame, or two if an episode begins; a state reaches ``stack`` steps back.
@@ -209,9 +209,9 @@ class PlayerOptions(ReplayOptions):
         device = self.training_device
         return self.play_device or (str(device) if shares_memory(device) else "cpu")
 
-    def problem(self) -> str | None:
-        """As ``ReplayOptions.problem``."""
-        if message := super().problem():
+    def why_invalid(self) -> str | None:
+        """As ``ReplayOptions.why_invalid``."""
+        if message := super().why_invalid():
             return message
         message = missing_device(self.player_device)
         return f"--play-device: {message}" if message else None
@@ -243,11 +243,11 @@ class PrecisionOptions(CommonOptions):
         """The dtype of the gradients."""
         return getattr(torch, self.settled().precision)
 
-    def problem(self) -> str | None:
-        """As ``CommonOptions.problem``."""
+    def why_invalid(self) -> str | None:
+        """As ``CommonOptions.why_invalid``."""
         if self.amp and self.precision == "float32":
             return "--precision: float32 contradicts --amp, which is bfloat16"
-        return super().problem()
+        return super().why_invalid()
 
 
 @dataclass(frozen=True)

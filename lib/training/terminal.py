@@ -7,8 +7,8 @@ from ignite.engine import Engine, Events
 from tqdm import tqdm
 
 from lib.gpu_checks import say
-from lib.running.events import PlayEvents
-from lib.running.run import Run
+from lib.training.events import PlayEvents
+from lib.training.run import Run
 
 REFRESH_SECONDS = 0.25
 
@@ -17,12 +17,12 @@ class Terminal:
     """Prints a line for each event; below them a bar, if standard error is a terminal."""
 
     def __init__(self, run: Run) -> None:
-        self.options = run.options
+        self.hp = run.hp
         # From 0 to 1. tqdm's own rate would mix the phases, so it is not shown.
         layout = "{desc} |{bar}| {percentage:3.0f}%"
         self.bar = tqdm(total=1.0, bar_format=layout, leave=False, delay=0.1, disable=None)
         # Frames until training begins; 0 for a rung without a replay buffer.
-        self.initial: int = getattr(run.options, "replay_initial", 0)
+        self.initial: int = getattr(run.hp, "replay_initial", 0)
         self.first_reward: float | None = None
         self.refreshed = 0.0
 
@@ -56,9 +56,9 @@ class Terminal:
         )
 
     def reached(self, engine: Engine) -> None:
-        """Say when avg_reward reached the goal for the first time."""
+        """Say when avg_reward reached --stop-reward for the first time."""
         say(
-            f"avg_reward {self.options.stop_reward:g} after {engine.state.frames:,} frames and "
+            f"avg_reward {self.hp.stop_reward:g} after {engine.state.frames:,} frames and "
             f"{engine.state.time_passed:,.0f} seconds"
         )
 
@@ -78,14 +78,16 @@ class Terminal:
         if self.bar.disable or now - self.refreshed < REFRESH_SECONDS:
             return
         self.refreshed = now
-        state, goal = engine.state, self.options.stop_reward
+        state, stop_reward = engine.state, self.hp.stop_reward
         status = f"{state.phase} {state.frames:,} frames, {_fps(state.fps)}"
         if state.phase == "filling":
             done = state.frames / self.initial if self.initial else 0.0
         else:
-            status += f", avg_reward {state.avg_reward:.2f}, goal {goal:g}"
-            first = goal if self.first_reward is None else self.first_reward
-            done = (state.avg_reward - first) / (goal - first) if first < goal else 0.0
+            status += f", avg_reward {state.avg_reward:.2f}, goal {stop_reward:g}"
+            first = stop_reward if self.first_reward is None else self.first_reward
+            done = (
+                (state.avg_reward - first) / (stop_reward - first) if first < stop_reward else 0.0
+            )
         self.bar.n = min(max(done, 0.0), 1.0)
         self.bar.set_description_str(status)
 
