@@ -74,7 +74,7 @@ def test_a_rung_that_fails_or_lacks_something_is_told_and_the_others_go_on(rungs
 
 
 def test_a_ladder_that_is_asked_to_end_ends_its_rung(tmp_path) -> None:
-    rung = "import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()\n"
+    rung = "import os, signal\nprint(os.getpid(), flush=True)\nsignal.alarm(90)\nsignal.pause()\n"
     (tmp_path / "09_long.py").write_text(rung)
     suite = (
         "import sys; from pathlib import Path; from benchmarks import __main__, ladder\n"
@@ -85,7 +85,7 @@ def test_a_ladder_that_is_asked_to_end_ends_its_rung(tmp_path) -> None:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         *_, pid = (process.stdout.readline() for _ in range(3))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
 
