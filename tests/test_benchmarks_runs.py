@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import ladder, techniques
 from benchmarks.__main__ import main
@@ -108,6 +109,12 @@ def test_the_innermost_part_counts_but_choosing_actions_is_one() -> None:
     chosen = Span("choosing actions", 0, 60), Span("forward", 10, 50), Span("environment", 60, 99)
     told = [part for part, _, _ in innermost(chosen, 0, 80)]
     assert told == ["choosing actions"] * 3 + ["environment"]
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be the fake GPU of other tests in this process, which no timer can wait for."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 
 
 def test_ways_take_turns_and_a_failing_one_is_left_out() -> None:

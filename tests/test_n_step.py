@@ -125,14 +125,15 @@ def test_a_full_buffer_has_only_the_newest_and_one_restored_draws_the_same(tmp_p
     for number, message in enumerate(sent):
         buffer.extend(message)
         newest = [t for earlier in sent[: number + 1] for t in cut_out(earlier)]
-        assert len(buffer) == len(newest) if number < 4 else 180 < len(buffer) <= 250
-        assert drawn(buffer, 2_000) == set(newest[-len(buffer) :])
+        assert len(buffer) == min(len(newest), 250)
+        # A message repeats frames, so the oldest transitions may have lost theirs.
+        assert set(newest[-180:]) <= drawn(buffer, 5_000) <= set(newest[-250:])
         if number == 20:
             torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
             other.load_state_dict(torch.load(tmp_path / "buffer.pt", weights_only=True))
         elif number > 20:
             other.extend(message)
-            assert drawn(other, 2_000) == set(newest[-len(buffer) :])
+            assert set(newest[-180:]) <= drawn(other, 5_000) <= set(newest[-250:])
     for mine, theirs in zip(buffer.sample(64), other.sample(64), strict=True):
         assert torch.equal(mine, theirs)
 
