@@ -18,17 +18,19 @@ from dataclasses import dataclass
 import torch
 from ignite.engine import Engine, State
 
-from lib.games.atari_wrappers import make_atari, wrap_deepmind
-from lib.games.experience import ExperienceSource
-from lib.learning.agents import EpsilonGreedyAgent, LinearSchedule
+from lib.envs.atari_wrappers import make_atari, wrap_deepmind
+from lib.envs.experience import ExperienceSource
+from lib.learning.agents import EpsilonGreedyAgent
 from lib.learning.dqn_model import DQN, adam
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
-from lib.players.player import ExperienceQueue, Player
-from lib.running.events import replay_batches
-from lib.running.handlers import attach_handlers
-from lib.running.options import PlayerOptions, option
-from lib.running.run import Run, launch
+from lib.learning.schedules import LinearSchedule
+from lib.parallel.player import ExperienceQueue, Player
+from lib.training.handlers import attach_handlers
+from lib.training.launch import launch
+from lib.training.options import PlayerOptions, option
+from lib.training.play import replay_batches
+from lib.training.run import Run
 
 
 @dataclass(frozen=True)

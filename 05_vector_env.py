@@ -15,16 +15,18 @@ from dataclasses import dataclass
 import torch
 from ignite.engine import Engine, State
 
-from lib.games.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
-from lib.learning.agents import EpsilonGreedyAgent, LinearSchedule
+from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
+from lib.learning.agents import EpsilonGreedyAgent
 from lib.learning.dqn_model import DQN, adam
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
-from lib.running.evaluation import evaluate
-from lib.running.events import replay_batches
-from lib.running.handlers import attach_handlers
-from lib.running.options import ReplayOptions, option
-from lib.running.run import Run, launch
+from lib.learning.schedules import LinearSchedule
+from lib.training.evaluation import evaluate
+from lib.training.handlers import attach_handlers
+from lib.training.launch import launch
+from lib.training.options import ReplayOptions, option
+from lib.training.play import replay_batches
+from lib.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Options(ReplayOptions):
 
 
 def train(hp: Options, run: Run) -> State:
-    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.recipe, hp.seed)
+    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, hp.seed)
     observation_shape, n_actions = envs.shape[1:], envs.n_actions
 
     net = DQN(observation_shape, n_actions).to(run.device)

@@ -16,18 +16,22 @@ import torch
 from ignite.engine import Engine, State
 from torch.func import grad_and_value
 
-from lib.games.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
-from lib.learning.agents import EpsilonGreedyAgent, LinearSchedule
-from lib.learning.compiled_update import CapturedForward, CompiledUpdate, MixedWeights, Weights
+from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
+from lib.learning.agents import EpsilonGreedyAgent
+from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
-from lib.running.evaluation import evaluate
-from lib.running.events import PlayEvents, play
-from lib.running.handlers import attach_handlers
-from lib.running.options import PrecisionOptions, ReplayOptions, option
-from lib.running.run import Run, launch
+from lib.learning.schedules import LinearSchedule
+from lib.learning.weights import MixedWeights, Weights
+from lib.training.evaluation import evaluate
+from lib.training.events import PlayEvents
+from lib.training.handlers import attach_handlers
+from lib.training.launch import launch
+from lib.training.options import PrecisionOptions, ReplayOptions, option
+from lib.training.play import play
+from lib.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Options(PrecisionOptions, ReplayOptions):
 
 
 def train(hp: Options, run: Run) -> State:
-    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.recipe, hp.seed)
+    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, hp.seed)
     observation_shape, n_actions = envs.shape[1:], envs.n_actions
     batch_size = hp.batch_size * hp.envs
 

@@ -22,27 +22,32 @@ import torch
 from ignite.engine import Engine, State
 from torch.func import grad_and_value
 
-from lib.games.vector_env import StackedVectorEnv, ale_games
-from lib.learning.agents import Exploration, LinearSchedule, Maximum, Progress, ProgressSchedule
-from lib.learning.compiled_update import AveragedWeights, CapturedForward, CompiledUpdate, Weights
+from lib.envs.vector_env import StackedVectorEnv, ale_games
+from lib.learning.agents import Exploration
+from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.dqn_model import NormalizedDQN
 from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
-from lib.running.evaluation import evaluate
-from lib.running.events import announce
-from lib.running.handlers import attach_handlers
-from lib.running.run import Run, launch
-from lib.running.speedrun_options import SharedCoresOptions as Options
+from lib.learning.schedules import LinearSchedule, Maximum, Progress, ProgressSchedule
+from lib.learning.weights import AveragedWeights, Weights
+from lib.training.evaluation import evaluate
+from lib.training.events import announce
+from lib.training.handlers import attach_handlers
+from lib.training.launch import launch
+from lib.training.run import Run
+from lib.training.speedrun_options import SharedCoresOptions as Options
 from lib.transfer import upload
 
 
 def train(hp: Options, run: Run) -> State:
     games = ale_games(hp.env, hp.envs)
-    envs = StackedVectorEnv(games, hp.recipe, hp.seed)
+    envs = StackedVectorEnv(games, hp.preprocessing, hp.seed)
 
     network = NormalizedDQN(envs.shape[1:], envs.n_actions).to(run.device)
-    net = AveragedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
-    rollout = Rollout(hp.rollout, envs.shape, hp.gamma, hp.trace, run.device)
+    net = AveragedWeights(
+        network, hp.dtype, hp.learning_rate, hp.adam_epsilon, float32_layers=("fc.3",)
+    )
+    rollout = Rollout(hp.rollout, envs.shape, hp.gamma, hp.q_lambda, run.device)
     progress = Progress()
     rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
     averaging = ProgressSchedule(1.0, 1 / hp.averaged, progress)

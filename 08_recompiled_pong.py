@@ -1,8 +1,8 @@
 """Recompiled Pong: the speedrun on our own emulator.
 
-Settings and learning are those of 07_speedrun.py. The games run in ``emulator``: Pong's machine
-code, translated into Python functions that are then compiled. They are the same as ALE's, pixel for
-pixel. A step takes a tenth of the time. So playing is nearly free, and all cores learn.
+Settings and learning are those of 07_speedrun.py. The games run in ``pong_emulator``: Pong's
+machine code, translated into Python functions that are then compiled. They are the same as ALE's,
+pixel for pixel. A step takes a tenth of the time. So playing is nearly free, and all cores learn.
 
 On a GPU the same functions play there, and the CPU only launches each iteration.
 
@@ -15,31 +15,36 @@ import torch
 from ignite.engine import Engine, State
 from torch.func import grad_and_value
 
-import emulator
-from lib.games.device_games import DeviceExploration, DeviceGames, plays_games
-from lib.games.vector_env import StackedVectorEnv
-from lib.learning.agents import Exploration, LinearSchedule, Maximum, Progress, ProgressSchedule
-from lib.learning.compiled_update import AveragedWeights, CapturedForward, CompiledUpdate, Weights
+import pong_emulator
+from lib.envs.gpu_vector_env import GpuExploration, GpuStackedVectorEnv, plays_games
+from lib.envs.vector_env import StackedVectorEnv
+from lib.learning.agents import Exploration
+from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.dqn_model import NormalizedDQN
 from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
-from lib.running.evaluation import evaluate
-from lib.running.events import announce
-from lib.running.handlers import attach_handlers
-from lib.running.run import Run, launch
-from lib.running.speedrun_options import EmulatorOptions as Options
+from lib.learning.schedules import LinearSchedule, Maximum, Progress, ProgressSchedule
+from lib.learning.weights import AveragedWeights, Weights
+from lib.training.evaluation import evaluate
+from lib.training.events import announce
+from lib.training.handlers import attach_handlers
+from lib.training.launch import launch
+from lib.training.run import Run
+from lib.training.speedrun_options import EmulatorOptions as Options
 from lib.transfer import upload
 
 
 def train(hp: Options, run: Run) -> State:
     on_gpu = plays_games(run.device)  # then the games run there, too
     device = run.device if on_gpu else "cpu"
-    games = emulator.PongVectorEnv(hp.envs, device=device, stack=1, reward_clipping=False)
-    envs = (DeviceGames if on_gpu else StackedVectorEnv)(games, hp.recipe, hp.seed)
+    games = pong_emulator.PongVectorEnv(hp.envs, device=device, stack=1, reward_clipping=False)
+    envs = (GpuStackedVectorEnv if on_gpu else StackedVectorEnv)(games, hp.preprocessing, hp.seed)
 
     network = NormalizedDQN(envs.shape[1:], envs.n_actions).to(run.device)
-    net = AveragedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon, exact=("fc.3",))
-    rollout = Rollout(hp.rollout, envs.shape, hp.gamma, hp.trace, run.device)
+    net = AveragedWeights(
+        network, hp.dtype, hp.learning_rate, hp.adam_epsilon, float32_layers=("fc.3",)
+    )
+    rollout = Rollout(hp.rollout, envs.shape, hp.gamma, hp.q_lambda, run.device)
     progress = Progress()
     rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
     averaging = ProgressSchedule(1.0, 1 / hp.averaged, progress)
@@ -50,7 +55,7 @@ def train(hp: Options, run: Run) -> State:
     )
     explore = Exploration(envs.n_actions, epsilon, hp.seed)
     if on_gpu:
-        explore = DeviceExploration(envs.n_actions, epsilon)
+        explore = GpuExploration(envs.n_actions, epsilon)
 
     @torch.no_grad()
     def best_values(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -84,7 +89,7 @@ def train(hp: Options, run: Run) -> State:
             progress.add(*step.points)
             announce(engine, hp.envs, step.episodes)
 
-    with emulator.preparing():  # in another process, while the network compiles
+    with pong_emulator.preparing():  # in another process, while the network compiles
         best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
         learn = CompiledUpdate(update, run.device, net, rollout.position)
         learn.compile()

@@ -16,18 +16,20 @@ from dataclasses import dataclass
 import torch
 from ignite.engine import Engine, Events, State
 
-from lib.learning.agents import EpsilonGreedyAgent, LinearSchedule
+from lib.learning.agents import EpsilonGreedyAgent
 from lib.learning.dqn_model import DQN, adam
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
-from lib.players.cluster import Players, learn_from
-from lib.players.message_buffer import MessageReplayBuffer
-from lib.players.n_step import NStepRecorder, Transitions
-from lib.players.worker import ClusterOptions, Weights, ape_x_epsilons, player_seed
-from lib.running.evaluation import evaluate
-from lib.running.handlers import attach_handlers
-from lib.running.options import option
-from lib.running.run import Run, launch
+from lib.learning.schedules import LinearSchedule
+from lib.parallel.cluster import Players, learn_from
+from lib.parallel.message_buffer import MessageReplayBuffer
+from lib.parallel.n_step import NStepRecorder, Transitions
+from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons, player_seed
+from lib.training.evaluation import evaluate
+from lib.training.handlers import attach_handlers
+from lib.training.launch import launch
+from lib.training.options import option
+from lib.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Player:
         self.agent = EpsilonGreedyAgent(self.net, self.envs.n_actions, epsilon, seed=seed)
         self.recorder = NStepRecorder(hp.stack, hp.n_steps, hp.gamma)
 
-    def play(self, weights: Weights) -> Transitions:
+    def play(self, weights: VersionedWeights) -> Transitions:
         """Play some steps of each game."""
         weights.load_into(self.net)
         self.agent.frames = max(self.agent.frames, weights.frames)

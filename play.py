@@ -6,13 +6,13 @@
     python play.py RUN_DIR --render
 
 RUN_DIR is a checkpoint, or the folder of a run. From a folder, play.py takes the solved checkpoint,
-else the best one, else the latest. Without it, it is the agent in agents/, see its README. The
+else the best one, else the latest. Without it, it is the agent in weights/, see its README. The
 environment is the standard single one. Games begin after no-ops, as DeepMind's do. If the agent was
 trained with other starts, it first plays as many games with these.
 
     python play.py RUN_DIR --export agent.pt
 
-keeps only what it takes to play: the weights and the recipe, without the optimizer.
+keeps only what it takes to play: the weights and the preprocessing, without the optimizer.
 """
 
 import argparse
@@ -26,17 +26,17 @@ import numpy as np
 import torch
 from imageio_ffmpeg import write_frames
 
-from lib.running.checkpoints import (
+from lib.training.checkpoints import (
     KINDS,
     SETTINGS,
     CheckpointError,
     find_checkpoint,
     read_checkpoint,
 )
-from lib.running.evaluation import SEED, describe, load_agent, make_env, play_game
-from lib.running.flags import OneLineParser
+from lib.training.evaluation import SEED, describe, load_agent, make_env, play_game
+from lib.training.flags import OneLineParser
 
-SHIPPED = Path(__file__).parent / "agents" / "pong.pt"
+SHIPPED = Path(__file__).parent / "weights" / "pong.pt"
 MOST_SEED = 2_000_000_000
 # For each kind of video: agent steps per picture, how fast it is, and how it is written. A GIF is
 # for a page: a quarter of a game's time, and the game's own colours. The Atari makes 15 agent
@@ -89,7 +89,7 @@ def parse() -> argparse.Namespace:
     try:
         args.checkpoint = find_checkpoint(args.run_dir, *KINDS)
         args.contents = read_checkpoint(args.checkpoint)
-        args.network, args.recipe = load_agent(args.contents)
+        args.network, args.preprocessing = load_agent(args.contents)
     except CheckpointError as error:
         parser.error(str(error))
     return args
@@ -128,7 +128,7 @@ class Film(gym.Wrapper):
 def export(checkpoint: dict[str, Any], file: Path) -> None:
     """Write the parts of a checkpoint that ``load_agent`` needs."""
     network, _ = load_agent(checkpoint)
-    settings = {name: checkpoint[SETTINGS][name] for name in ("script", "recipe", "network")}
+    settings = {name: checkpoint[SETTINGS][name] for name in ("script", "preprocessing", "network")}
     progress = {name: checkpoint["progress"][name] for name in ("frames", "avg_reward")}
     torch.save({SETTINGS: settings, "progress": progress, "net": network.state_dict()}, file)
     print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
@@ -144,12 +144,12 @@ def main() -> None:
     frames = args.contents["progress"]["frames"]
     print(f"{args.checkpoint}: {args.contents[SETTINGS]['script']} after {frames:,} frames")
     film = args.video
-    for kind, recipe in args.recipe.starts.items():
+    for kind, preprocessing in args.preprocessing.starts.items():
         print(f"games {kind}:")
-        env = make_env(recipe, render_mode="human" if args.render else None)
+        env = make_env(preprocessing, render_mode="human" if args.render else None)
         rewards = []
         for number in range(args.episodes):
-            stage = Film(make_env(recipe, render_mode="rgb_array"), film) if film else env
+            stage = Film(make_env(preprocessing, render_mode="rgb_array"), film) if film else env
             game = play_game(stage, args.network, args.epsilon, args.seed + number)
             rewards.append(game.reward)
             told = f"score {game.reward:5.0f}  steps {game.steps:5,}"

@@ -12,15 +12,14 @@ import argparse
 import importlib
 import signal
 import sys
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from benchmarks import Failed, UserError
 
-# Modules of this package; only the chosen one is imported, so that --help and table are quick.
+# Only the chosen module is imported, so that --help and table are quick.
 COMMANDS = {
     "ladder": "run the rungs in turn, for their FPS or until they solve Pong; vary a setting",
-    "table": "write one table and its charts of any runs, from their TensorBoard events",
+    "table": "write one table and a chart of any runs, from their TensorBoard events",
     "techniques": "measure each optimisation by itself on the same network and data",
     "breakdown": "show where the time of an iteration goes, as a table and as a time line",
     "emulator": "time the emulator beside ALE's and EnvPool's vector environments",
@@ -39,22 +38,21 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run a subcommand; returns the exit code."""
     end = argv.index("--") if "--" in argv else len(argv)
-    argv, rung_flags = list(argv[:end]), list(argv[end + 1 :])  # what follows is for the rungs
+    argv, rung_flags = argv[:end], argv[end + 1 :]  # what follows is for the rungs
     parser = OneLineParser(prog="python -m benchmarks", description=__doc__)
     subparsers = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", required=True)
-    module = None
+    modules = {}
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary)
         if argv[:1] == [name]:
-            module = importlib.import_module(f"benchmarks.{name}")
-            subparser.description = module.__doc__
-            module.add_arguments(subparser)
+            modules[name] = importlib.import_module(f"benchmarks.{name}")
+            subparser.description = modules[name].__doc__
+            modules[name].add_arguments(subparser)
     args = parser.parse_args(argv)
-    assert module is not None  # the parser accepts nothing else
-    if rung_flags and not hasattr(args, "rung_flags"):
+    if rung_flags and args.command not in ("ladder", "breakdown"):
         parser.error(f"{args.command} runs no rungs: nothing can follow --")
     args.rung_flags = rung_flags
     # As an exception, which ends what was started, too. Under nohup SIGHUP stays ignored.
@@ -62,15 +60,11 @@ def main(argv: Sequence[str]) -> int:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        return module.run(args)
-    except UserError as error:
-        print(f"{parser.prog} {args.command}: error: {error}", file=sys.stderr)
-        return 2
-    except Failed as failed:
-        print(f"{parser.prog} {args.command}: failed: {failed}", file=sys.stderr)
-        return 1
+        return modules[args.command].run(args)
+    except (UserError, Failed, OSError) as error:  # a folder that cannot be written to, too
+        print(f"{parser.prog} {args.command}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 1
     except KeyboardInterrupt:
-        print(f"{parser.prog} {args.command}: interrupted", file=sys.stderr)
         return 130
 
 

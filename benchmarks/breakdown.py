@@ -6,16 +6,17 @@ first milliseconds of the same trace. FPS are measured before the profiler start
 rung slower. Flags after -- go to every rung.
 
     python -m benchmarks breakdown 01_baseline 03_parallel
-    python -m benchmarks breakdown 01_baseline 02_n_envs --amp
-    python -m benchmarks breakdown 01 03 05 08 --milliseconds 100     README's time line
+    python -m benchmarks breakdown 01_baseline 02_n_envs -- --amp
+    python -m benchmarks breakdown 01 03 05 08                README's time line
 
-Files: breakdown.md, breakdown.csv, timeline.csv, timeline.png, and for each rung a
-folder with its traces, which open in ui.perfetto.dev, and torch's table of its longest operators.
+Files: breakdown.md, breakdown.csv, timeline.png, and for each rung a folder with its traces, which
+open in ui.perfetto.dev, and torch's table of its longest operators.
 """
 
 import argparse
 import gzip
 import json
+import shlex
 import sys
 import tempfile
 from collections import defaultdict
@@ -23,24 +24,28 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import Failed, charts
-from benchmarks.arguments import add_counts, add_out, add_training, suffix, where
-from benchmarks.ladder import choose
-from benchmarks.processes import output_of
+from matplotlib.patches import Patch
+
+from benchmarks import Failed
+from benchmarks.arguments import add_counts, add_out
+from benchmarks.charts import new_figure, save
+from benchmarks.ladder import choose, has_replay_buffer
+from benchmarks.measuring import chosen_device, last_line_of
 from benchmarks.profiled import LAPS, MEASURED, PARTS, PLAYER, TRAINER, WARM_UP
-from benchmarks.report import HARDWARE, here, join_machine, output_folder, write_csv, write_table
-from benchmarks.timing import chosen_device
-from lib.running.machine import describe_machine
+from benchmarks.report import HARDWARE, here, join_machine, made, write_table
+from lib.training.machine import describe_machine
 
 REST = "rest (ignite, Python)"
-LEARNS, CHOOSES, PLAYS, OTHER, WAITS = charts.ACTIVITIES
-# Part of an iteration -> what it is called in the time line; else it is OTHER.
+EPSILON = 0.02  # most of a run has this one
+# What somebody does in the time line -> its colour, and the parts of an iteration that are it.
 ACTIVITIES = {
-    **dict.fromkeys(("sampling", "forward", "backward", "optimizer", "update"), LEARNS),
-    **dict.fromkeys(("environment", "wrappers"), PLAYS),
-    "choosing actions": CHOOSES,
-    "waiting": WAITS,
+    "learns": ("tab:blue", ("sampling", "forward", "backward", "optimizer", "update")),
+    "chooses actions": ("tab:orange", ("choosing actions",)),
+    "plays": ("tab:green", ("environment", "wrappers")),
+    "other": ("darkgray", ()),
+    "waits": ("#ececec", ("waiting",)),
 }
+COLOURS = {part: colour for colour, parts in ACTIVITIES.values() for part in parts}
 START = "from benchmarks.profiled import main; main()"
 
 
@@ -66,75 +71,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
     text = "rungs by the beginning of their names, as 01 or 04_new_wrappers_p"
     parser.add_argument("rungs", nargs="+", metavar="RUNG", help=text)
-    add_training(parser)
     counts = {
         "updates": (100, "updates that are timed, and again that are profiled"),
         "milliseconds": (100, "length of the time line"),
-        "replay-initial": (1_000, "transitions to play before training begins"),
     }
     add_counts(parser, counts)
     add_out(parser, "runs/breakdown")
-    parser.set_defaults(rung_flags=[])  # those after --
 
 
 def run(args: argparse.Namespace) -> int:
-    """Take the rungs apart, write tables, charts and traces."""
-    device, out = chosen_device(args.cuda), output_folder(args.out).resolve()
+    """Take the rungs apart, write the table, the time line and the traces."""
+    machine = describe_machine(chosen_device("--cuda" in args.rung_flags))
+    out = made(args.out).resolve()
     workers: list[Worker] = []
     for script in choose(args.rungs):
         print(script.stem, flush=True)
-        workers += take_apart(script, args, out / f"{script.stem}{suffix(args)}")
-    machine = describe_machine(device)
-    title = f"Where an iteration goes, on the {where(args)}"
+        workers += take_apart(script, args, made(out / script.stem))
     rows = []
     for one in workers:
-        spent = dict.fromkeys([*PARTS, REST], 0.0)
+        spent: dict[str, float] = defaultdict(float)
         for part, begin, end in one.spans:
             spent[part] += (end - begin) / one.frames
         whole = sum(spent.values())
         rows += [
             [one.rung, f"{one.fps:,.1f}", one.name, part, f"{ms:.3f}", f"{ms / whole:.1%}"]
-            for part, ms in spent.items()
-            if ms
+            for part in (*PARTS, REST)
+            if (ms := spent[part])
         ]
     notes = [
         here(machine),
-        f"Seed 0, epsilon {args.epsilon:g}; FPS over {args.updates} updates after {WARM_UP} to "
+        f"Seed 0, epsilon {EPSILON:g}; FPS over {args.updates} updates after {WARM_UP} to "
         f"warm up, the parts over {args.updates} more, under torch's profiler",
         "A part is what its functions take without the parts that they call; 'update' is the loss, "
         "or all of an update that is one compiled function. On a GPU this is the CPU's time",
     ]
+    title = " ".join(["Where an iteration goes", shlex.join(args.rung_flags)]).strip()
     header = ["rung", "FPS", "who", "part", "ms per frame", "share"]
-    path = out / f"breakdown{suffix(args)}"
-    print(write_table(path, title, header, rows, notes))
-    lines = [
-        (f"{w.rung}: {w.fps:,.0f} frames per second", w.name, list(first(args.milliseconds, w)))
-        for w in workers
-    ]
-    charts.time_line(
-        out / f"timeline{suffix(args)}.png",
-        lines,
-        args.milliseconds,
-        join_machine(machine, HARDWARE),
-    )
-    spans = [[heading, who, *span] for heading, who, does in lines for span in does]
-    header = ["rung", "who", "does", "begin_ms", "end_ms"]
-    write_csv(out / f"timeline{suffix(args)}.csv", [header, *spans])
+    print(write_table(out / "breakdown", title, header, rows, notes))
+    time_line(out / "timeline.png", workers, args.milliseconds, join_machine(machine, HARDWARE))
     print(f"written to {out}")
     return 0
 
 
 def take_apart(script: Path, args: argparse.Namespace, folder: Path) -> Iterator[Worker]:
     """Run a rung under the profiler; who worked there."""
-    output_folder(folder)
     flags = ["--stop-reward", "1e9", "--checkpoint-every", "0"]
-    flags += ["--epsilon-start", f"{args.epsilon}", "--epsilon-final", f"{args.epsilon}"]
-    flags += ["--cuda"] * args.cuda + ["--amp"] * args.amp
-    if not script.stem.startswith(("07", "08")):  # these have no replay buffer
-        flags += ["--replay-initial", f"{args.replay_initial}"]
+    flags += ["--epsilon-start", f"{EPSILON}", "--epsilon-final", f"{EPSILON}"]
+    flags += ["--replay-initial", "1000"] * has_replay_buffer(script)
     with tempfile.TemporaryDirectory() as runs:
         command = [sys.executable, "-c", START, str(folder), f"{args.updates}", script.name]
-        output_of([*command, "--run-dir", runs, *flags, *args.rung_flags], script.stem)
+        last_line_of([*command, "--run-dir", runs, *flags, *args.rung_flags], script.stem)
     if not (folder / LAPS).exists():
         raise Failed(f"{script.stem} ended before {args.updates} updates were profiled")
     (f0, t0), (f1, t1), (f2, _), (f3, _) = json.loads((folder / LAPS).read_text())
@@ -148,8 +134,7 @@ def take_apart(script: Path, args: argparse.Namespace, folder: Path) -> Iterator
         workers["its threads"] = [span for spans in threads.values() for span in spans]
     for name, spans in workers.items():
         whole = innermost(spans, window.begin, window.end)
-        # Threads rest between the steps.
-        kept = [span for span in whole if name != "its threads" or span.part != REST]
+        kept = [span for span in whole if name != "its threads" or span.part != REST]  # they rest
         yield Worker(script.stem, (f1 - f0) / (t1 - t0), f3 - f2, name, kept)
 
 
@@ -184,15 +169,29 @@ def innermost(spans: Iterable[Span], begin: float, end: float) -> Iterator[Span]
             since = time
         if starts:
             inside.append(part)
-        elif part in inside:
-            inside.reverse()
-            inside.remove(part)
-            inside.reverse()
+        elif part in inside:  # the last one of these
+            del inside[len(inside) - 1 - inside[::-1].index(part)]
 
 
-def first(milliseconds: float, worker: Worker) -> Iterator[tuple[str, float, float]]:
-    """What somebody did at first, for the time line."""
-    for part, begin, end in worker.spans:
-        if begin < milliseconds:
-            activity = ACTIVITIES.get(part, OTHER)
-            yield activity, round(begin, 3), min(round(end, 3), float(milliseconds))
+def time_line(path: Path, workers: list[Worker], length: int, machine: str) -> None:
+    """Draw who does what over so many milliseconds, each rung below its heading."""
+    figure, axes = new_figure(machine, 13.3, 5)
+    y, places, above = 0.0, [], ""
+    for one in workers:
+        if one.rung != above:
+            axes.text(0, y + 0.7, f"{one.rung}: {one.fps:,.0f} frames per second", fontsize=13)
+            y, above = y + 0.85, one.rung
+        y += 1.05
+        places.append(y - 0.5)
+        seen = [span for span in one.spans if span.begin < length]
+        colours = [COLOURS.get(span.part, ACTIVITIES["other"][0]) for span in seen]
+        bars = [(begin, end - begin) for _, begin, end in seen]
+        axes.broken_barh(bars, (y - 1, 0.95), facecolors=colours)
+    axes.set_yticks(places, [one.name for one in workers])
+    axes.tick_params(labelsize=13)
+    axes.set_xlim(0, length)
+    axes.set_ylim(y + 0.2, 0)
+    axes.set_xlabel("milliseconds", fontsize=13)
+    handles = [Patch(color=colour, label=kind) for kind, (colour, _) in ACTIVITIES.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=13, frameon=False)
+    save(figure, path)

@@ -24,7 +24,7 @@ for rung in 01_baseline 03_parallel 06_compiled_update; do
 done
 step 08_recompiled_pong 4 python 08_recompiled_pong.py "${short[@]}" --max-frames 100000
 step tests 15 python -m pytest -n 4 -rf tests/test_gpu.py tests/test_emulator_cuda.py
-step fps 15 python -m benchmarks ladder --cuda --seeds 0 --run-dir "$out/fps"
-step solve 20 python -m benchmarks ladder --cuda --rungs 08 07 --solve --seeds 0 --run-dir "$out/solve"
+step fps 15 python -m benchmarks ladder --seeds 0 --run-dir "$out/fps" -- --cuda
+step solve 20 python -m benchmarks ladder --rungs 08 07 --solve --seeds 0 --run-dir "$out/solve" -- --cuda
 step table 2 python -m benchmarks table "$out/fps" "$out/solve" --out "$out"
 echo "send $out with an issue"

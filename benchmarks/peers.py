@@ -1,13 +1,13 @@
-"""Compare with ptan, Stable-Baselines3 and CleanRL's settings at the same work.
+"""Compare with ptan and Stable-Baselines3 at the same work.
 
 One environment with an update of 32 per frame; three environments with an update of 96 for
-their three frames; CleanRL's update of 32 for four frames; and a player in a process of its own
-with updates of 128, which only ptan has a loop for. Everybody plays in turn, round by round, so
-that a machine that drifts favours nobody. The peers live in an environment of their own, see
+their three frames; an update of 32 for four frames; and a player in a process of its own with
+updates of 128, for which Stable-Baselines3 has no loop. Everybody plays in turn, round by round,
+so that a machine that drifts favours nobody. The peers live in an environment of their own, see
 requirements-peers.txt.
 
-    python -m benchmarks peers --rounds 3
-    python -m benchmarks peers --rounds 3 --amp
+    python -m benchmarks peers
+    python -m benchmarks peers --amp
 """
 
 import argparse
@@ -15,58 +15,42 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 from tqdm import tqdm
 
 from benchmarks import Failed, UserError
-from benchmarks.arguments import PEERS_PYTHON, add_counts, add_out, add_training, suffix, where
-from benchmarks.processes import output_of
-from benchmarks.report import here, output_folder, spread, write_table
-from benchmarks.timing import chosen_device
-from lib.running.machine import describe_machine
+from benchmarks.arguments import add_counts, add_out
+from benchmarks.measuring import chosen_device, last_line_of
+from benchmarks.peer_loops import EPSILON, REPLAY_INITIAL
+from benchmarks.report import here, made, spread, write_table
+from lib.training.machine import describe_machine
 
 ONE, THREE = "1 environment, update of 32", "3 environments, update of 96"
 FOURTH, PARALLEL = "update of 32 for four frames", "player process, update of 128"
 LOOPS = "benchmarks/peer_loops.py"
 LADDER, PTAN, SB3 = "this ladder", "ptan 0.8.1", "Stable-Baselines3 2.9.2"
-CLEANRL = "CleanRL's settings"
-
-
-class Contender(NamedTuple):
-    """A program that does a piece of work, and its flags."""
-
-    work: str
-    name: str
-    program: str
-
-
-CONTENDERS = [
-    Contender(ONE, LADDER, "01_baseline.py"),
-    Contender(ONE, PTAN, f"{LOOPS} ptan"),
-    Contender(ONE, SB3, f"{LOOPS} sb3"),
-    Contender(THREE, LADDER, "02_n_envs.py --envs 3"),
-    Contender(THREE, PTAN, f"{LOOPS} ptan --envs 3"),
-    Contender(THREE, SB3, f"{LOOPS} sb3 --envs 3"),
-    Contender(FOURTH, LADDER, "02_n_envs.py --envs 4 --batch-size 8"),
-    Contender(FOURTH, CLEANRL, f"{LOOPS} cleanrl"),
-    Contender(FOURTH, SB3, f"{LOOPS} sb3 --steps 4"),
-    Contender(PARALLEL, LADDER, "03_parallel.py"),
-    Contender(PARALLEL, PTAN, f"{LOOPS} ptan --parallel"),
+CONTENDERS = [  # work, who does it, program
+    (ONE, LADDER, "01_baseline.py"),
+    (ONE, PTAN, f"{LOOPS} ptan"),
+    (ONE, SB3, f"{LOOPS} sb3"),
+    (THREE, LADDER, "02_n_envs.py --envs 3"),
+    (THREE, PTAN, f"{LOOPS} ptan --envs 3"),
+    (THREE, SB3, f"{LOOPS} sb3 --envs 3"),
+    (FOURTH, LADDER, "02_n_envs.py --envs 4 --batch-size 8"),
+    (FOURTH, SB3, f"{LOOPS} sb3 --steps 4"),
+    (PARALLEL, LADDER, "03_parallel.py"),
+    (PARALLEL, PTAN, f"{LOOPS} ptan --parallel"),
 ]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
-    text = "interpreter of the peers' environment (default: %(default)s)"
-    parser.add_argument("--python", type=Path, default=PEERS_PYTHON, help=text)
-    add_training(parser)
-    counts = {
-        "rounds": (3, "runs of everybody"),
-        "frames": (2_000, "frames that are timed, after filling"),
-        "replay-initial": (1_000, "transitions to play before training begins"),
-    }
-    add_counts(parser, counts)
+    python, text = Path(".venv-peers/bin/python"), "of the peers (default: %(default)s)"
+    parser.add_argument("--python", type=Path, default=python, help=text)
+    parser.add_argument("--cuda", action="store_true", help="train on the GPU")
+    parser.add_argument("--amp", action="store_true", help="compute updates in bfloat16 autocast")
+    timed = "frames that are timed, after filling"
+    add_counts(parser, {"rounds": (3, "runs of everybody"), "frames": (2_000, timed)})
     add_out(parser, "runs/peers")
 
 
@@ -74,52 +58,42 @@ def run(args: argparse.Namespace) -> int:
     """Run everybody, write the table."""
     if not args.python.exists():
         raise UserError(f"there is no {args.python}: requirements-peers.txt says how to make it")
-    machine = describe_machine(chosen_device(args.cuda))
-    path = output_folder(args.out) / f"peers{suffix(args)}"
-    fps: dict[Contender, list[float]] = {contender: [] for contender in CONTENDERS}
-    with tqdm(total=args.rounds * len(CONTENDERS), unit="run", disable=None) as bar:
-        for number in range(args.rounds):
-            first = number % len(CONTENDERS)  # somebody else begins every time
-            for contender in CONTENDERS[first:] + CONTENDERS[:first]:
-                bar.set_description(f"{contender.name}, {contender.work}")
-                fps[contender].append(measure(contender, args, seed=number))
-                bar.update()
-    baseline = {one.work: rates for one, rates in fps.items() if one.name == LADDER}
+    machine, out = describe_machine(chosen_device(args.cuda)), made(args.out)
+    fps: dict[str, list[float]] = {program: [] for _, _, program in CONTENDERS}
+    for number in tqdm(range(args.rounds), unit="round", disable=None):
+        first = number % len(CONTENDERS)  # somebody else begins every time
+        for _, who, program in CONTENDERS[first:] + CONTENDERS[:first]:
+            fps[program].append(measure(program, who == LADDER, args, seed=number))
+    baseline = {work: fps[program] for work, who, program in CONTENDERS if who == LADDER}
     rows = []
-    for one, rates in fps.items():
-        ratios = [ours / theirs for ours, theirs in zip(baseline[one.work], rates, strict=True)]
-        rows.append([one.work, one.name, spread(rates), spread(ratios, 2)])
+    for work, who, program in CONTENDERS:
+        pairs = zip(baseline[work], fps[program], strict=True)
+        rows.append([work, who, spread(fps[program]), spread([a / b for a, b in pairs], 2)])
     notes = [
         f"{here(machine)}; the peers with torch 2.13.0, too",
         f"Seeds 0 to {args.rounds - 1}, one per round, everybody in turn; {args.frames:,} frames "
-        f"after filling the replay buffer with {args.replay_initial:,}; epsilon {args.epsilon:g}",
-        "Medians (and their range); the ratio is taken round by round",
-        "Everybody's own wrappers and replay buffer; loops of ours for ptan (a Queue of 8 where "
-        "the player has its process) and CleanRL's settings (Stable-Baselines3's buffer)",
+        f"after filling the replay buffer with {REPLAY_INITIAL:,}; epsilon {EPSILON:g}",
+        "Medians (and their range), ratios round by round; the loop around ptan's parts is ours",
         "Stable-Baselines3 uses the smooth L1 loss and clips gradients; with --amp, autocast is "
         "around all it does. An update for four frames: four environments here, one there",
     ]
-    title = f"The same work on this ladder and its peers, on the {where(args)}"
+    title = "The same work on this ladder and its peers" + ", in bfloat16 autocast" * args.amp
     header = ["work", "who", "FPS", "the ladder is faster by (x)"]
-    print(write_table(path, title, header, rows, notes))
-    print(f"written to {path.parent}")
+    print(write_table(out / f"peers{'-amp' * args.amp}", title, header, rows, notes))
     return 0
 
 
-def measure(contender: Contender, args: argparse.Namespace, seed: int) -> float:
+def measure(program: str, is_rung: bool, args: argparse.Namespace, seed: int) -> float:
     """Frames per second of one run, after filling."""
-    shared = ["--replay-initial", str(args.replay_initial), "--seed", str(seed)]
-    shared += ["--cuda"] * args.cuda + ["--amp"] * args.amp
+    flags = ["--seed", str(seed)] + ["--cuda"] * args.cuda + ["--amp"] * args.amp
     with tempfile.TemporaryDirectory() as folder:
-        interpreter, epsilon = str(args.python.absolute()), str(args.epsilon)
-        own = ["--epsilon", epsilon, "--frames", str(args.frames)]
-        if contender.name == LADDER:
-            interpreter = sys.executable
-            own = ["--epsilon-start", epsilon, "--epsilon-final", epsilon, "--run-dir", folder]
-            own += ["--max-frames", str(args.replay_initial + args.frames)]
-        command = [interpreter, *contender.program.split(), *shared, *own]
-        last = output_of(command, f"{contender.name} ({contender.program})")[-1]
+        python, own = args.python.absolute(), ["--frames", args.frames]
+        if is_rung:
+            python, own = sys.executable, ["--max-frames", REPLAY_INITIAL + args.frames]
+            own += ["--epsilon-start", EPSILON, "--epsilon-final", EPSILON]
+            own += ["--replay-initial", REPLAY_INITIAL, "--run-dir", folder]
+        last = last_line_of([python, *program.split(), *flags, *map(str, own)], program)
     found = re.search(r"([\d,.]+)( FPS)?$", last)
     if not found:
-        raise Failed(f"{contender.program} ended with {last!r}")
+        raise Failed(f"{program} ended with {last!r}")
     return float(found[1].replace(",", ""))

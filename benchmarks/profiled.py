@@ -23,35 +23,30 @@ from ignite.engine import Engine, Events
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile, record_function
 
-from emulator.threads import ThreadedPongVectorEnv
-from lib.games import atari_wrappers
+from lib.envs.atari_wrappers import FrameStack
 from lib.learning.agents import EpsilonGreedyAgent, Exploration
 from lib.learning.compiled_update import CapturedForward
 from lib.learning.dqn_model import DQN
 from lib.learning.replay_buffer import ReplayBuffer
-from lib.players.player import ExperienceQueue, Player
+from lib.parallel.player import ExperienceQueue, Player
+from pong_emulator.threads import ThreadedPongVectorEnv
 
 WARM_UP = 20  # updates before anything is timed
 PROFILER_WARM_UP = 2  # updates in which the profiler gets its memory
 MEASURED = "measured"  # the name of what is profiled, as a whole
 TRAINER, PLAYER, LAPS = "trainer.json.gz", "player.json.gz", "laps.json"
-# Part of an iteration -> the functions that do it, as (class, method). What one of them calls is
-# charged to the inner part alone. A rung uses some of them. ``update`` is what the engine calls.
-PARTS = {
-    "environment": [
-        (ale_py.env.AtariEnv, "step"),
-        (ale_py.env.AtariEnv, "reset"),
-        (ThreadedPongVectorEnv, "_play"),
-    ],
-    "wrappers": [(atari_wrappers.FrameStack, "step"), (atari_wrappers.FrameStack, "reset")],
+# Part of an iteration -> the functions that do it, as a class and its methods. What one of them
+# calls is charged to the inner part alone. ``update`` is what the engine calls.
+PARTS: dict[str, list[tuple[Any, ...]]] = {
+    "environment": [(ale_py.env.AtariEnv, "step", "reset"), (ThreadedPongVectorEnv, "_play")],
+    "wrappers": [(FrameStack, "step", "reset")],
     "choosing actions": [
         (EpsilonGreedyAgent, "__call__"),
         (CapturedForward, "__call__"),
         (Exploration, "__call__"),
     ],
     "waiting": [  # and unpacking what arrives
-        (Connection, "poll"),
-        (Connection, "recv"),
+        (Connection, "poll", "recv"),
         (ale_py.AtariVectorEnv, "recv"),
         (ThreadedPongVectorEnv, "recv"),
     ],
@@ -60,7 +55,7 @@ PARTS = {
     "sampling": [(ReplayBuffer, "sample")],
     "forward": [(DQN, "forward")],
     "backward": [(torch.Tensor, "backward")],
-    "optimizer": [(torch.optim.Adam, "step"), (torch.optim.Adam, "zero_grad")],
+    "optimizer": [(torch.optim.Adam, "step", "zero_grad")],
     "update": [],
     "logging and handlers": [(Engine, "_fire_event")],
 }
@@ -81,8 +76,9 @@ def name_parts() -> None:
     """Name the functions of the parts."""
     show_threads_of_ale()
     for name, functions in PARTS.items():
-        for owner, method in functions:
-            setattr(owner, method, named(name, getattr(owner, method)))
+        for owner, *methods in functions:
+            for method in methods:
+                setattr(owner, method, named(name, getattr(owner, method)))
 
 
 def show_threads_of_ale() -> None:
@@ -98,21 +94,15 @@ def show_threads_of_ale() -> None:
     ale_py.AtariVectorEnv.recv = lambda self: self.outcome.result()
 
 
-class Profiled:
-    """What a player does, under a profiler of its own."""
-
-    def __init__(self, play: Callable[..., None], folder: Path) -> None:
-        self.play, self.folder = play, folder
-
-    def __call__(self, *args: Any) -> None:
-        """Play, in the player's process."""
-        name_parts()
-        profiler = new_profiler()
-        try:
-            with profiler:
-                self.play(*args)
-        finally:
-            profiler.export_chrome_trace(str(self.folder / PLAYER))
+def play_profiled(play: Callable[..., None], folder: Path, *args: Any) -> None:
+    """What a player does, in its process, under a profiler of its own."""
+    name_parts()
+    profiler = new_profiler()
+    try:
+        with profiler:
+            play(*args)
+    finally:
+        profiler.export_chrome_trace(str(folder / PLAYER))
 
 
 def new_profiler() -> profile:
@@ -129,39 +119,38 @@ def main() -> None:
     profiler, measured = new_profiler(), record_function(MEASURED)
     laps: list[tuple[int, float]] = []  # frames and seconds
 
-    def lap(engine: Engine) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        laps.append((engine.state.frames, perf_counter()))
-
-    def start(engine: Engine) -> None:
-        lap(engine)
-        profiler.start()
-
-    def begin(engine: Engine) -> None:
-        lap(engine)
-        measured.__enter__()
-
-    def end(engine: Engine) -> None:
-        lap(engine)
+    def end() -> None:
         measured.__exit__(None, None, None)
         profiler.stop()
         profiler.export_chrome_trace(str(folder / TRAINER))
         operators = profiler.key_averages().table("self_cpu_time_total", row_limit=20)
         (folder / "operators.txt").write_text(operators)
         (folder / LAPS).write_text(json.dumps(laps))
-        engine.terminate()
+
+    begin = WARM_UP + updates + PROFILER_WARM_UP
+    moments: dict[int, Callable[[], Any]] = {
+        WARM_UP: lambda: None,
+        WARM_UP + updates: profiler.start,
+        begin: measured.__enter__,
+        begin + updates: end,
+    }
+
+    def lap(engine: Engine) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        laps.append((engine.state.frames, perf_counter()))
+        moments[engine.state.iteration]()
+        if len(laps) == len(moments):
+            engine.terminate()
 
     def run(engine: Engine, *args: Any, **keywords: Any) -> Any:
         engine._process_function = named("update", engine._process_function)
-        first, last = WARM_UP + updates, WARM_UP + updates + PROFILER_WARM_UP
-        moments = {WARM_UP: lap, first: start, last: begin, last + updates: end}
-        for number, handler in moments.items():
-            engine.add_event_handler(Events.ITERATION_COMPLETED(once=number), handler)
+        for number in moments:
+            engine.add_event_handler(Events.ITERATION_COMPLETED(once=number), lap)
         return run_engine(engine, *args, **keywords)
 
     def make(self: Player, play: Callable[..., None], *args: Any, **keywords: Any) -> None:
-        make_player(self, Profiled(play, folder), *args, **keywords)
+        make_player(self, functools.partial(play_profiled, play, folder), *args, **keywords)
 
     Engine.run, Player.__init__ = run, make
     runpy.run_path(sys.argv[0], run_name="__main__")

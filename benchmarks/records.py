@@ -1,6 +1,6 @@
 """Runs as read from their TensorBoard events, finished or not."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,37 +73,30 @@ def read_records(folder: Path) -> list[Record]:
     return [record for run in folders if (record := read_record(run)) is not None]
 
 
-def grouped(records: Iterable[Record], common: Callable[[Record], Hashable]) -> list[list[Record]]:
-    """The records that have something in common, by their first ones."""
-    groups: dict[Hashable, list[Record]] = {}
-    for record in records:
-        groups.setdefault(common(record), []).append(record)
-    return list(groups.values())
-
-
 def read_record(folder: Path) -> Record | None:
     """The run with its events in this folder; None if they do not say what was run.
 
-    A file that ends in the middle of an event is read up to that event.
+    A file that ends in the middle of an event is read up to that event. The first settings count: a
+    resumed run replaces its own, in a file that is read before the curves.
     """
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    told = _hparams(events)
+    told = _settings(events)
     if "script" not in told:
         return None
     script, seed = str(told.pop("script")), int(told.pop("seed", 0))
     machine = {name: told.pop(name, "") for name in (*HARDWARE, *LIBRARIES)}
     settings = {name: value for name, value in told.items() if name not in UNIMPORTANT}
-    scalars = {
-        tag: [(point.step, point.value) for point in events.Scalars(tag)]
-        for tag in events.Tags()["scalars"]
-    }
-    last = {tag: points[-1][1] for tag, points in scalars.items()}
+    points = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    scalars = {tag: [(point.step, point.value) for point in points[tag]] for tag in points}
+    last = {tag: values[-1][1] for tag, values in scalars.items()}
     updates = last.get("outcome/updates", 1.0)  # none: the figure is that of filling the buffer
     fps = last.get("outcome/fps") if updates else None
     frames = last.get("outcome/frames") or _latest(last, "frames")
     minutes = (last.get("outcome/seconds") or _latest(last, "time_passed")) / 60
     reached = last.get("outcome/reached_frames"), last.get("outcome/reached_minutes")
     solved = bool(last.get("outcome/solved", 0.0))
+    # The settings may have been written again when the run was resumed.
+    times = [events.FirstEventTimestamp(), *(curve[0].wall_time for curve in points.values())]
     return Record(
         folder=folder,
         script=script,
@@ -120,7 +113,7 @@ def read_record(folder: Path) -> Record | None:
         solved=solved,
         finished="outcome/frames" in last
         and (solved or 0 < float(settings.get("max_frames", 0)) <= frames),
-        started=events.FirstEventTimestamp(),
+        started=min(times),
         commit=_commit(folder),
     )
 
@@ -132,7 +125,7 @@ def _commit(folder: Path) -> str:
     return ""
 
 
-def _hparams(events: EventAccumulator) -> dict[str, Setting]:
+def _settings(events: EventAccumulator) -> dict[str, Setting]:
     try:
         content = events.PluginTagToContent(PLUGIN_NAME)[SESSION_START_INFO_TAG]
     except KeyError:  # no event of the plugin at all, or not this one

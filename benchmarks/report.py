@@ -6,13 +6,11 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import UserError
-
 ROOT = Path(__file__).resolve().parent.parent
 # What describes a machine, in the order of a sentence; everything else is a library's version.
 HARDWARE = ("device", "gpu", "cpu", "cores", "threads", "left_out")
 LIBRARIES = ("python", "torch", "gymnasium", "ale_py", "cv2", "ignite", "numpy", "numba", "envpool")
-Machine = Mapping[str, str | int | float]  # as ``lib.running.machine.describe_machine`` gives it
+Machine = Mapping[str, str | int | float]  # as ``lib.training.machine.describe_machine`` gives it
 
 
 def write_table(
@@ -25,9 +23,8 @@ def write_table(
     """Write a table as Markdown, with its title and notes, and as bare CSV.
 
     The rows have the cells as they should read; the notes are a line each, above the table.
-    Missing folders are made. Returns the Markdown, to be printed.
+    Returns the Markdown, to be printed.
     """
-    path_without_suffix.parent.mkdir(parents=True, exist_ok=True)
     table = [header, ["---"] * len(header), *rows]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
     text = "\n".join([f"# {title}", "", *(f"- {note}" for note in notes), "", *lines]) + "\n"
@@ -42,13 +39,10 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
-def output_folder(path: Path) -> Path:
-    """Make the folder that results are written to, before anything is measured."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {path}: {error.strerror}") from None
-    return path
+def made(folder: Path) -> Path:
+    """The folder, made if there is none: before anything is measured."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def here(machine: Machine) -> str:
@@ -69,10 +63,9 @@ def commit() -> str:
     """The commit of this tree, with "-dirty" if files were changed since; "" without git."""
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return subprocess.check_output(command, cwd=ROOT, stderr=subprocess.PIPE).decode().strip()
     except (OSError, subprocess.CalledProcessError):
         return ""  # not a clone, or git is not installed: then nothing is known
-    return done.stdout.strip()
 
 
 def in_rows(numbers: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""Write one table and its charts of runs, from their TensorBoard events alone.
+"""Write one table and a chart of runs, from their TensorBoard events alone.
 
 Each RUN is the folder of a run, or a folder with runs somewhere below: runs of the ladder, runs
 that you started yourself, unfinished ones. The table has a line for each setting of a rung on each
@@ -9,7 +9,7 @@ for every run.
     python -m benchmarks table runs/first runs/second --every 100000
 
 Files: table.md, table.csv, runs.csv (a line per run, numbers as they are), table.png (avg_reward
-over frames and over minutes), fps.png. docs/benchmarks.md explains the columns.
+over frames and over minutes). docs/benchmarks.md explains the columns.
 """
 
 import argparse
@@ -20,28 +20,28 @@ from statistics import mean, median, pstdev
 
 import numpy as np
 
-from benchmarks import UserError
+from benchmarks import UserError, charts
 from benchmarks.arguments import positive
-from benchmarks.ladder import BASELINE, HELD_OUT_SEEDS, SOLVE_FRAMES, USED_UP_SEEDS
-from benchmarks.records import Record, Setting, grouped, read_records
+from benchmarks.ladder import SOLVE_FRAMES
+from benchmarks.records import Record, Setting, read_records
 from benchmarks.report import (
     HARDWARE,
     in_rows,
     join_machine,
-    output_folder,
+    made,
     spread,
     write_csv,
     write_table,
 )
 
 HOUR = 3_600.0  # seconds
-MOST_COLUMNS = 40  # of the learning curve
-RESAMPLES, CONFIDENCE = 10_000, 0.95  # of the bootstrap
+HELD_OUT = 1_000  # seeds from here on are for what is published, never for choosing settings
 RUNS_HEADER = ["script", "seed", "fps", "minutes", "frames", "avg_reward", "solved", "finished"]
 RUNS_HEADER += ["evaluation", "evaluation_sd", "fps_to_01", "commit", "machine", "folder"]
 NOTE = "Medians over the seeds (and their range); docs/benchmarks.md explains the columns."
 BOUND_NOTE = '">": a lower bound, because a run was not solved: it counts as if at its frame limit.'
 BOOK_NOTE = "The book: second edition (GTX 1080 Ti); third edition (a newer GPU, solved at 18)."
+BASELINE = "01_baseline"
 # What the chapter measured: FPS, then minutes, of its second and its third edition.
 BOOK = {
     "00_slow_grads": ((157, 219), (115, 51.0)),
@@ -51,8 +51,6 @@ BOOK = {
     "04_new_wrappers_n_env": ((330, 448), (40, 47.4)),
     "04_new_wrappers_parallel": ((409, 325), (31, 30.0)),
 }
-
-Column = tuple[float, float]  # of the games that ended in one part of a run: mean reward and length
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,42 +63,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the runs; write and print the table, draw the charts."""
-    from benchmarks import charts  # late: --help need not wait for matplotlib
-
-    records, left_out = drop_superseded(read_all(args.runs))
-    edges = range(0)
-    if args.every:
-        edges = range(0, max(record.frames for record in records), args.every) or range(1)
-        if len(edges) > MOST_COLUMNS:
-            raise UserError(f"--every {args.every} makes {len(edges)} columns, not {MOST_COLUMNS}")
-    alone = args.runs[0] if len(args.runs) == 1 else Path("runs/table")
-    out = output_folder(args.out or alone)
+    """Read the runs; write and print the table, draw the chart."""
+    records, left_out = drop_repeated(read_all(args.runs))
     ladder = sorted(records, key=lambda record: (record.script, record.seed))
-    groups = grouped(ladder, lambda record: record.setting)
+    settings: dict[Hashable, list[Record]] = {}
+    for record in ladder:
+        settings.setdefault(record.setting, []).append(record)
+    groups = list(settings.values())
+    edges = range(0, max(record.frames for record in records), args.every) if args.every else ()
     rows: list[dict[str, str]] = []
     names: dict[str, list[Record]] = {}
     for runs in groups:
         name = label(runs[0], groups)
-        rows.append(row(name, runs, groups, edges))
+        parts = [runs, *([one] for one in runs if args.every and len(runs) > 1)]
+        rows += [row(name, part, groups) | learning_curve(part, edges) for part in parts]
         machine = f", machine {rows[-1]['machine']}" * bool(rows[-1]["machine"])
         names.setdefault(name + machine, []).extend(runs)
-        if args.every and len(runs) > 1:
-            rows += [row(name, [one], groups, edges) for one in runs]
     header = [name for name in rows[0] if any(cells[name] for cells in rows)]
     table = [[cells[name] for name in header] for cells in rows]
-    bounds = any(cell.startswith(">") or " > " in cell for cells in table for cell in cells)
-    notes = [*describe(ladder), NOTE, *[BOUND_NOTE] * bounds]
+    notes = [*describe(ladder), NOTE]
+    notes += [BOUND_NOTE] * any("> " in cell for cells in table for cell in cells)
     notes += [BOOK_NOTE] * any(name.startswith("book") for name in header)
     notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
+    out = made(args.out or (args.runs[0] if len(args.runs) == 1 else Path("runs/table")))
     print(write_table(out / "table", "Runs", header, table, notes))
     write_csv(out / "runs.csv", [RUNS_HEADER, *(numbers(record, records) for record in records)])
-    seeds = in_rows({record.seed for record in records})
-    corner = [join_machine(machine, HARDWARE) for machine in machines_of(ladder)]
-    corner = "; ".join([*corner, f"seeds {seeds}"])
-    charts.reward_chart(out / "table.png", names, corner)
-    fps = {name: fps_of(runs) for name, runs in names.items()}
-    charts.fps_chart(out / "fps.png", fps, corner)
+    seeds = f"seeds {in_rows({record.seed for record in records})}"
+    hardware = [join_machine(machine, HARDWARE) for machine in machines_of(ladder)]
+    charts.reward_chart(out / "table.png", names, "; ".join([*hardware, seeds]))
     print(f"written to {out}")
     return 0
 
@@ -116,16 +106,10 @@ def read_all(folders: Sequence[Path]) -> list[Record]:
     return list(records.values())
 
 
-def drop_superseded(records: Sequence[Record]) -> tuple[list[Record], int]:
-    """Drop and count unfinished runs if the same run came further elsewhere."""
-
-    def rank(record: Record) -> tuple[bool, int, str]:
-        return record.finished, record.frames, str(record.folder)
-
-    best: dict[Hashable, tuple[bool, int, str]] = {}
-    for record in sorted(records, key=rank):
-        best[record.seed, record.setting] = rank(record)
-    kept = [r for r in records if r.finished or rank(r) == best[r.seed, r.setting]]
+def drop_repeated(records: Sequence[Record]) -> tuple[list[Record], int]:
+    """Drop and count the unfinished runs whose repetition is finished."""
+    whole = {(record.seed, record.setting) for record in records if record.finished}
+    kept = [one for one in records if one.finished or (one.seed, one.setting) not in whole]
     return kept, len(records) - len(kept)
 
 
@@ -134,12 +118,10 @@ def label(record: Record, groups: Sequence[Sequence[Record]]) -> str:
     mine = record.settings
     others = [other[0].settings for other in groups if other[0].script == record.script]
     told = []
-    for name in sorted(
-        {name for other in others for name in other if other[name] != mine.get(name)}
-    ):
-        (usual, times), *rest = Counter(other.get(name) for other in others).most_common()
-        unusual = mine.get(name) != usual or any(count == times for _, count in rest)
-        if name in mine and unusual:
+    for name in sorted(mine):
+        values = Counter(other[name] for other in others if name in other)
+        (usual, times), *rest = values.most_common()
+        if rest and (mine[name] != usual or rest[0][1] == times):
             told.append(f"{name} {_shown(mine[name])}")
     return f"{record.script} ({', '.join(told)})" if told else record.script
 
@@ -148,11 +130,6 @@ def _shown(value: Setting) -> str:
     if isinstance(value, str):
         return value or "none"
     return f"{value:,.0f}" if value.is_integer() else f"{value:g}"
-
-
-def fps_of(records: Sequence[Record]) -> list[float]:
-    """Of the runs that began to train."""
-    return [record.fps for record in records if record.fps is not None]
 
 
 def machines_of(records: Sequence[Record]) -> list[dict[str, Setting]]:
@@ -169,20 +146,12 @@ def describe(records: Sequence[Record]) -> list[str]:
     commits = sorted({record.commit for record in records} - {""})
     told += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'not told'}"
     names = [f"Machine {n}" for n in range(1, len(machines) + 1)] if machines[1:] else ["Machine"]
-    described = [join_machine(machine) or "not told by the runs" for machine in machines]
+    described = map(join_machine, machines)
     return [*(f"{name}: {one}" for name, one in zip(names, described, strict=True)), told]
 
 
-def row(
-    name: str,
-    runs: Sequence[Record],
-    groups: Sequence[Sequence[Record]],
-    edges: range = range(0),
-) -> dict[str, str]:
-    """A line of the table: the runs of one setting on one machine, among those of all settings.
-
-    ``edges`` is where the columns of the learning curve begin, in frames; empty: there is none.
-    """
+def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -> dict[str, str]:
+    """A line of the table: the runs of one setting on one machine, among those of all settings."""
     records = [record for group in groups for record in group]
     machines = machines_of(records)
     solved = [record.solved for record in runs]
@@ -192,32 +161,25 @@ def row(
     won = summary([record.minutes for record in runs], certain, "{:,.1f}")
     unfinished = sum(not record.finished for record in runs)
     seeds = [record.seed for record in runs]
-    held_out = set(seeds) <= {*HELD_OUT_SEEDS, *USED_UP_SEEDS}
+    ratios = [ratio for one in runs if (ratio := fps_to_01(one, records)) is not None]
     rewards = [record.avg_reward for record in runs if record.avg_reward is not None]
     book_fps, book_minutes = (against_01(runs[0].script, which) for which in (0, 1))
-    cells = {
+    return {
         "rung": name,
         "machine": f"{machines.index(runs[0].machine) + 1}" if machines[1:] else "",
-        "seeds": in_rows(seeds) + " (held out)" * held_out,
+        "seeds": in_rows(seeds) + " (held out)" * (min(seeds) >= HELD_OUT),
         "solved": f"{sum(solved)} of {len(runs)}" + f", {unfinished} unfinished" * bool(unfinished),
-        "FPS": spread(fps_of(runs)) or "did not train",
-        "FPS / 01's": fps_ratios(runs, records),
+        "FPS": spread([r.fps for r in runs if r.fps is not None]) or "did not train",
+        "FPS / 01's": spread(ratios, 2 if max(ratios, default=0) < 10 else 1),
         "frames": summary(frames, certain, "{:,.0f}"),
-        "frames: IQM (95 %)": iqm(frames, certain, "{:,.0f}") if whole_way else "",
         "minutes": summary(minutes, certain, "{:,.1f}"),
         "minutes / 01's": minutes_ratio(runs, groups) if whole_way else "",
-        "minutes: IQM (95 %)": iqm(minutes, certain, "{:,.1f}") if whole_way else "",
         "minutes: trial won": won if any(record.tried for record in runs) else "",
         "avg_reward": spread(rewards, 1) or "no game ended",
         "evaluation": spread([mean(r.evaluation) for r in runs if r.evaluation], 1),
         "book: FPS (/ 01's)": book_fps,
         "book: minutes (/ 01's)": book_minutes,
     }
-    if not edges:
-        return cells
-    columns = [f"{at // 1_000:,}-{(at + edges.step) // 1_000:,}" for at in edges]
-    curves = [learning_curve(one, edges, hold=len(runs) > 1) for one in runs]
-    return cells | dict(zip(columns, map(shown, zip(*curves, strict=True)), strict=True))
 
 
 def against_01(script: str, which: int) -> str:
@@ -229,34 +191,42 @@ def against_01(script: str, which: int) -> str:
     return "; ".join(f"{value:g}{ratio.format(value / base)}" for value, base in pairs)
 
 
-def fps_ratios(runs: Sequence[Record], records: Sequence[Record]) -> str:
-    """Their FPS against those of 01, or why there are none; nothing if 01 was not run."""
-    ratios = [ratio for one in runs if (ratio := fps_to_01(one, records)) is not None]
-    if ratios or not fps_of(runs):
-        return spread(ratios, 2 if max(ratios, default=0) < 10 else 1)
-    return elsewhere(runs[0], [r for r in records if r.script == BASELINE and r.fps], records)
+def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
+    """FPS as a ratio to the nearest run of 01 there, of the settings most like the run's own.
+
+    None if no run of 01 was within the hour.
+    """
+
+    def apart(other: Record) -> float:
+        first, second = sorted((run, other), key=lambda record: record.started)
+        return max(0.0, second.started - (first.started + 60 * first.minutes))
+
+    baselines = [r for r in records if r.script == BASELINE and r.fps and r.machine == run.machine]
+    near = min(
+        baselines,
+        key=lambda other: (-alike(run, other), apart(other), abs(other.started - run.started)),
+        default=None,
+    )
+    if near is None or near.fps is None or run.fps is None or apart(near) > HOUR:
+        return None
+    return run.fps / near.fps
 
 
 def minutes_ratio(runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -> str:
     """The median of their minutes against that of 01 with the settings most like theirs."""
-    baselines = [g for g in groups if g[0].script == BASELINE and all(r.solved for r in g)]
-    here = [group for group in baselines if group[0].machine == runs[0].machine]
-    if not here:
-        records = [record for group in groups for record in group]
-        return elsewhere(runs[0], [group[0] for group in baselines], records)
-    base = max(here, key=lambda group: alike(runs[0], group[0]))
+    there = [group for group in groups if group[0].machine == runs[0].machine]
+    baselines = [g for g in there if g[0].script == BASELINE and all(one.solved for one in g)]
+    if not baselines:
+        return ""
+    base = max(baselines, key=lambda group: alike(runs[0], group[0]))
     theirs = median(minutes for _, minutes in ways_of(base))
     ratios = [minutes / theirs for _, minutes in ways_of(runs)]
     return bound(np.median, ratios, [record.solved for record in runs], "{:.2f}")
 
 
-def elsewhere(run: Record, baselines: Sequence[Record], records: Sequence[Record]) -> str:
-    """Why there is no run of 01 to compare with, if it was run at all."""
-    if any(one.machine == run.machine for one in baselines):
-        return "no 01 in that hour"
-    machines = machines_of(records)
-    numbers = {machines.index(one.machine) + 1 for one in baselines}
-    return f"01 ran on machine {in_rows(numbers)}" if numbers else ""
+def alike(run: Record, other: Record) -> int:
+    """How many settings of another run are those of this one, too."""
+    return sum(run.settings.get(name) == value for name, value in other.settings.items())
 
 
 def went_the_whole_way(runs: Sequence[Record]) -> bool:
@@ -287,15 +257,6 @@ def summary(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
     return text if len(set(ends)) == 1 else f"{text} ({' to '.join(ends)})"
 
 
-def iqm(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
-    """Interquartile mean with its interval, of at least two runs."""
-    if len(values) < 2:
-        return ""
-    ends = (lambda v: bootstrap_interval(v)[0]), (lambda v: bootstrap_interval(v)[1])
-    middle, low, high = (bound(f, values, certain, form) for f in (interquartile_mean, *ends))
-    return f"{middle} ({low} to {high})"
-
-
 def bound(
     statistic: Callable[[np.ndarray], float],
     values: Sequence[float],
@@ -308,81 +269,37 @@ def bound(
     return ("" if sure else "> ") + form.format(statistic(known))
 
 
-def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """The mean over the last axis, the runs, without its lowest and highest quarter.
+def learning_curve(runs: Sequence[Record], edges: Sequence[int]) -> dict[str, str]:
+    """Cells of the games that ended between two edges, in frames: reward / length.
 
-    Quarters are rounded down to whole runs.
+    A dash where it would not be the median of all runs. Of several runs, one that solved Pong stays
+    in the median with its last column.
     """
-    ordered = np.sort(values, axis=-1)
-    quarter = ordered.shape[-1] // 4
-    return ordered[..., quarter : ordered.shape[-1] - quarter].mean(axis=-1)
+    cells, step = {}, edges.step if isinstance(edges, range) else 0
+    for column, at in enumerate(edges):
+        known = []  # mean reward and length, of every run that has some
+        for one in runs:
+            number = (one.curves.frames - 1) // step  # game -> column; it ends with its last frame
+            hold = len(runs) > 1 and one.solved and len(number)
+            games = number == (min(column, number[-1]) if hold else column)
+            if games.any():
+                known.append((one.curves.reward[games].mean(), one.curves.steps[games].mean()))
+        text = "-"
+        if len(known) == len(runs):
+            rewards, steps = zip(*known, strict=True)
+            text = f"{spread(rewards, 1)} / {median(steps):,.0f}"
+        cells[f"{at // 1_000:,}-{(at + step) // 1_000:,}"] = text
+    return cells
 
 
-def bootstrap_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The ends between which this share of the resamples of runs have their interquartile mean.
-
-    The resamples are always the same. An end is the value of a resample, never between two of them.
-    """
-    means = interquartile_mean(np.random.default_rng(0).choice(values, (RESAMPLES, len(values))))
-    ends = (1 - confidence) / 2, (1 + confidence) / 2
-    low, high = np.quantile(means, ends, method="inverted_cdf").tolist()
-    return low, high
-
-
-def alike(run: Record, other: Record) -> int:
-    """How many settings of another run are those of this one, too."""
-    return sum(run.settings.get(name) == value for name, value in other.settings.items())
-
-
-def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
-    """FPS as a ratio to the nearest run of 01 there, of the settings most like the run's own.
-
-    None if no run of 01 was within the hour.
-    """
-
-    def apart(other: Record) -> float:
-        first, second = sorted((run, other), key=lambda record: record.started)
-        return max(0.0, second.started - (first.started + 60 * first.minutes))
-
-    baselines = [r for r in records if r.script == BASELINE and r.fps and r.machine == run.machine]
-    near = min(
-        baselines,
-        key=lambda other: (-alike(run, other), apart(other), abs(other.started - run.started)),
-        default=None,
-    )
-    if near is None or near.fps is None or run.fps is None or apart(near) > HOUR:
-        return None
-    return run.fps / near.fps
-
-
-def learning_curve(record: Record, edges: range, hold: bool) -> list[Column | None]:
-    """The games that ended between two edges; None where there was none.
-
-    If the curve is to ``hold`` and the run solved Pong, its last column fills the rest.
-    """
-    number = (record.curves.frames - 1) // edges.step  # game -> column; it ends with its last frame
-    last = number[-1] if hold and record.solved and len(number) else len(edges)
-    games = [number == min(column, last) for column in range(len(edges))]
-    reward, steps = record.curves.reward, record.curves.steps
-    return [(reward[one].mean(), steps[one].mean()) if one.any() else None for one in games]
-
-
-def shown(columns: Sequence[Column | None]) -> str:
-    """A cell of the learning curve; a dash where it would not be the median of all runs."""
-    known = [column for column in columns if column]
-    if len(known) < len(columns):
-        return "-"
-    rewards, steps = zip(*known, strict=True)
-    return f"{spread(rewards, 1)} / {median(steps):,.0f}"
-
-
-def numbers(r: Record, records: Sequence[Record]) -> list[str | int]:
+def numbers(run: Record, records: Sequence[Record]) -> list[object]:
     """A run's line of runs.csv."""
 
     def plain(value: float | None) -> str:
         return "" if value is None else f"{value:.3f}"
 
-    games = [mean(r.evaluation), pstdev(r.evaluation)] if r.evaluation else [None, None]
-    begin = [r.script, r.seed, plain(r.fps), plain(r.minutes), r.frames, plain(r.avg_reward)]
-    end = [*map(plain, games), plain(fps_to_01(r, records)), r.commit, join_machine(r.machine)]
-    return [*begin, int(r.solved), int(r.finished), *end, r.folder.name]
+    games = [mean(run.evaluation), pstdev(run.evaluation)] if run.evaluation else [None, None]
+    values: list[object] = [run.script, run.seed, plain(run.fps), plain(run.minutes), run.frames]
+    values += [plain(run.avg_reward), int(run.solved), int(run.finished), *map(plain, games)]
+    values += [plain(fps_to_01(run, records)), run.commit, join_machine(run.machine)]
+    return [*values, run.folder.name]

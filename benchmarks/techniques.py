@@ -20,16 +20,15 @@ from torch import nn
 from tqdm import tqdm
 
 from benchmarks.arguments import add_counts, add_out
-from benchmarks.report import here, output_folder, spread, write_table
-from benchmarks.timing import chosen_device, seconds_per_call
+from benchmarks.measuring import chosen_device, seconds_per_call
+from benchmarks.report import here, made, spread, write_table
 from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
-from lib.running.machine import describe_machine, prepare_torch
+from lib.training.machine import describe_machine, prepare_torch
 
 SHAPE, ACTIONS = (4, 84, 84), 6  # Pong, as the rungs see it
 DIFFERENT_BATCHES = 8
-WARM_UP = 3  # calls before anything is timed: what is compiled or chosen by trial is ready then
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,16 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure the techniques, write the table."""
-    device, out = chosen_device(args.cuda), output_folder(args.out)
+    device, out = chosen_device(args.cuda), made(args.out)
     prepare_torch(seed=0)
     works = [(name, task) for name in args.only for task in TECHNIQUES[name][0]]
     rows = []
     for technique, task in tqdm(works, unit="technique", disable=None):
         make = partial(learner, device, args.batch_size)
         ways = {name: partial(make, **how) for name, how in TECHNIQUES[technique][1].items()}
-        rows += [
-            [technique, task, *r] for r in measure(ways, task, args.repeats, args.milliseconds)
-        ]
+        measured = measure(ways, task, args.repeats, args.milliseconds)
+        rows += [[technique, task, *cells] for cells in measured]
     notes = [
         here(describe_machine(device)),
         f"Seed 0, updates of {args.batch_size}; {args.repeats} measurements of "
@@ -75,15 +73,14 @@ def measure(
 ) -> list[list[str]]:
     """Time a work of what each way makes, in turn: rows of way, milliseconds, gain.
 
-    A way that fails in its first calls is left out, and its row says why.
+    A way that fails in its first call is left out, and its row says why.
     """
     calls: dict[str, Callable[[], Any]] = {}
     told: dict[str, str] = {}
     for way, make in ways.items():
         try:
             call = make()[task]
-            for _ in range(WARM_UP):
-                call()
+            call()  # compiles
             calls[way] = call
         except Exception as error:  # no compiler, for example: the other ways can go on
             told[way] = f"not run: {' '.join(str(error).split())[:160]}"
@@ -114,8 +111,7 @@ def learner(
     net = network(SHAPE, ACTIONS).to(device)
     optimizer = torch.optim.Adam(net.parameters(), 1e-4, **(adam or {"fused": True}))
     net, target = compiled(net), compiled(copy.deepcopy(net))
-    noise = [random_batch(batch_size) for _ in range(DIFFERENT_BATCHES)]
-    batches = cycle(Batch(*(tensor.to(device) for tensor in batch)) for batch in noise)
+    batches = cycle([random_batch(batch_size, device) for _ in range(DIFFERENT_BATCHES)])
     autocast = partial(torch.autocast, device.type, dtype, enabled=dtype is not None)
 
     def forward() -> None:
@@ -151,11 +147,12 @@ class ChannelsFirst(DQN):
         return self.fc(self.conv(frames.to(torch.float32).mul_(1 / 255)))
 
 
-def random_batch(size: int) -> Batch:
-    """A batch of noise on the CPU."""
+def random_batch(size: int, device: torch.device) -> Batch:
+    """A batch of noise."""
     states, next_states = torch.randint(0, 256, (2, size, *SHAPE), dtype=torch.uint8)
-    actions = torch.randint(0, ACTIONS, (size,))
-    return Batch(states, actions, torch.randn(size), torch.rand(size) < 0.01, next_states)
+    actions, ends = torch.randint(0, ACTIONS, (size,)), torch.rand(size) < 0.01
+    noise = states, actions, torch.randn(size), ends, next_states
+    return Batch(*(tensor.to(device) for tensor in noise))
 
 
 # Technique -> the works of a learner that are timed, and how the learner is made in each way.

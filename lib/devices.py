@@ -6,6 +6,8 @@ import warnings
 
 import torch
 
+Device = torch.device | str
+
 PRECISIONS = ("auto", "float32", "bfloat16")
 # Instructions that multiply bfloat16 numbers, as torch names them: on x86, and on ARM.
 BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
@@ -64,10 +66,7 @@ def first_line(error: BaseException) -> str:
 
 
 def shares_memory(device: torch.device) -> bool:
-    """Whether two processes can share weights on this device.
-
-    On NVIDIA GPUs they share memory through CUDA IPC, which Windows does not have.
-    """
+    """Whether two processes can share weights there; Windows has no CUDA IPC, mps nothing alike."""
     return device.type == "cpu" or (device.type == "cuda" and sys.platform != "win32")
 
 

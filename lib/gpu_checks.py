@@ -33,7 +33,7 @@ def leave_out(part: str, reason: str | Exception) -> None:
 def say(line: str) -> None:
     """Print a line above the live bar."""
     tqdm.write(line)
-    sys.stdout.flush()
+    sys.stdout.flush()  # so a log file or a pipe shows it at once, too
 
 
 def faster_way(

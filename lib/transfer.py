@@ -1,11 +1,9 @@
-"""Arrays sent to the training device in one copy, for which nobody waits.
+"""Arrays sent to the training device, and numbers fetched from it, for which nobody waits.
 
 A copy from ordinary memory to the GPU first waits until the GPU has finished all earlier work. From
 pinned memory (which the system never moves) the GPU reads the data when it is ready, and the CPU
-continues. Every copy has a launch cost, so arrays that belong together are sent together.
+continues. torch owns this memory, and gives it to nobody else before the copy is done.
 """
-
-import math
 
 import numpy as np
 import torch
@@ -18,59 +16,20 @@ def is_asynchronous(device: torch.device) -> bool:
     return device.type in ASYNCHRONOUS
 
 
-class Parcel:
-    """Arrays side by side in memory that is pinned for a GPU: fill them, then send them.
-
-    torch owns the memory, and gives it to nobody else before the copy is done.
-
-    Args:
-        device: where they go.
-        contents: shape and dtype of each array.
-    """
-
-    def __init__(
-        self, device: torch.device, *contents: tuple[tuple[int, ...], np.dtype | type]
-    ) -> None:
-        self._device = device
-        self._places: list[tuple[int, int]] = []
-        end = 0
-        for shape, dtype in contents:
-            size = math.prod(shape) * np.dtype(dtype).itemsize
-            self._places.append((end, end + size))
-            end += -(-size // 16) * 16  # a multiple of the size of every dtype
-        self._memory = torch.empty(end, dtype=torch.uint8, pin_memory=is_asynchronous(device))
-        memory = self._memory.numpy()
-        self.arrays = [
-            memory[begin:end].view(dtype).reshape(shape)
-            for (begin, end), (shape, dtype) in zip(self._places, contents, strict=True)
-        ]
-
-    def send(self) -> list[torch.Tensor]:
-        """The arrays as tensors on the device; on the CPU they share their memory."""
-        tensors = [torch.from_numpy(array) for array in self.arrays]
-        if not is_asynchronous(self._device):
-            return [tensor.to(self._device) for tensor in tensors]
-        sent = self._memory.to(self._device, non_blocking=True)
-        return [
-            sent[begin:end].view(tensor.dtype).view(tensor.shape)
-            for (begin, end), tensor in zip(self._places, tensors, strict=True)
-        ]
-
-
 def upload(device: torch.device, *arrays: np.ndarray | torch.Tensor) -> list[torch.Tensor]:
     """The arrays as tensors on the device; on the CPU they share their memory.
 
-    Tensors are returned as they are; arrays and tensors cannot be mixed.
+    Tensors are there already, and are returned as they are.
     """
-    if tensors := [array for array in arrays if isinstance(array, torch.Tensor)]:
-        return tensors
-    outside = [array for array in arrays if isinstance(array, np.ndarray)]
-    if not is_asynchronous(device):
-        return [torch.from_numpy(array).to(device) for array in outside]
-    parcel = Parcel(device, *((array.shape, array.dtype) for array in outside))
-    for place, array in zip(parcel.arrays, outside, strict=True):
-        place[...] = array
-    return parcel.send()
+    there = is_asynchronous(device)
+    sent = []
+    for array in arrays:
+        if isinstance(array, np.ndarray):
+            tensor = torch.from_numpy(array)
+            sent.append((tensor.pin_memory() if there else tensor).to(device, non_blocking=there))
+        else:
+            sent.append(array)
+    return sent
 
 
 def gather(device: torch.device, *tables: tuple[np.ndarray, np.ndarray]) -> list[torch.Tensor]:
@@ -80,14 +39,16 @@ def gather(device: torch.device, *tables: tuple[np.ndarray, np.ndarray]) -> list
         device: where they go.
         tables: a table and the numbers of its rows, int64 of any shape; all rows must exist.
     """
-    parcel = Parcel(
-        device, *(((*rows.shape, *table.shape[1:]), table.dtype) for table, rows in tables)
-    )
-    for place, (table, rows) in zip(parcel.arrays, tables, strict=True):
+    there = is_asynchronous(device)
+    sent = []
+    for table, rows in tables:
+        shape, dtype = (*rows.shape, *table.shape[1:]), torch.from_numpy(table).dtype
+        place = torch.empty(shape, dtype=dtype, pin_memory=there)
         # NumPy has copied a few hundred frames before torch has woken up its threads. In any
         # other mode NumPy would copy twice, first into memory of its own.
-        np.take(table, rows, axis=0, out=place, mode="clip")
-    return parcel.send()
+        np.take(table, rows, axis=0, out=place.numpy(), mode="clip")
+        sent.append(place.to(device, non_blocking=there))
+    return sent
 
 
 class Download:

@@ -1,6 +1,8 @@
 """README's chart, ladder.png: the minutes that every rung took to 17, here and in the book.
 
-    PYTHONPATH=. python results/ladder.py RUNS ... --busy RUNS ...
+    cd results; A=epyc-zen5-2core
+    BUSY="xeon-amx-2core/solved/runs $A/solved/runs/0[59]*"
+    PYTHONPATH=.. python ladder.py $A/held-out/runs/0[78] --busy $BUSY
 
 A filled dot is a run that had the machine to itself, one dot per seed. A ring is a run beside other
 programs: its minutes are too many. Both are read from the runs' events.

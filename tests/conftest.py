@@ -1,12 +1,15 @@
 """Shared by the tests: small environments with pictures, and rungs run as programs."""
 
+import gc
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,20 +45,70 @@ def denormal_numbers() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def console() -> None:
     """The emulator is compiled: by one process, while the others wait."""
-    from emulator import preparing
-    from emulator.compiling import folder
+    from pong_emulator import preparing
+    from pong_emulator.compiling import folder
 
     with FileLock(folder() / "lock"), preparing():
         pass
 
 
+class Ended(NamedTuple):
+    """A program that ended, and the folder of its run."""
+
+    code: int
+    out: str
+    error: str
+    folder: Path = ROOT
+
+    def checkpoints(self) -> list[Path]:
+        """The files of its checkpoints."""
+        return sorted((self.folder / "checkpoints").iterdir())
+
+
 @pytest.fixture
-def signals() -> Iterator[None]:
-    """The test may change what signals do."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
+def ends(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Iterator[Callable[..., Ended]]:
+    """Calls a program's main with a command line; the next test has its own signals again."""
+
+    def ends(main: Callable[[], object], *command: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", list(map(str, command)))
+        monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+        capfd.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        gc.collect()  # the lock of the run, which a process drops when it ends
+        return Ended(code, *capfd.readouterr())
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield ends
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def program(ends: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    """Runs a rung to its end in this process, which has imported torch already."""
+
+    def program(script: str, *flags: object) -> Ended:
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+        path = str(ROOT / f"{script}.py")
+        return ends(lambda: runpy.run_path(path, run_name="__main__"), path, *flags)
+
+    return program
+
+
+def one_line(text: str) -> str:
+    """The text, which must be one line."""
+    assert len(text.strip().splitlines()) == 1, text
+    return text
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """The content of all files."""
+    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 class Scripted(gym.Env):
@@ -107,33 +160,6 @@ def run_rung(script: str, folder: Path, *flags: str, timeout: float = 600) -> An
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
 
 
-class Ran(NamedTuple):
-    """A program that ended, and the folder of its run."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-    folder: Path
-
-
-def short_run(script: str) -> list[str]:
-    """The flags of the shared run of a rung: it ends a game, and makes 300 updates or so.
-
-    Updates take much more time than frames, so training begins late.
-    """
-    envs, frames = envs_of(script), frames_of(script)
-    flags = ["--seed", "5", "--learning-rate", "2e-4", "--epsilon-frames", "400"]
-    flags += ["--checkpoint-replay", "--stop-reward", "100"]
-    flags += ["--batch-size", "4", "--max-frames", str(frames)]
-    if envs > 1:
-        flags += ["--envs", str(envs)]
-    if script in SPEEDRUNS:
-        return [*flags, "--rollout", "16", "--epochs", "1", "--checkpoint-every", "100"]
-    # The target network is copied often, so its values are a part of what is learned.
-    filled = str(frames - 300 * envs)
-    return [*flags, "--replay-initial", filled, "--replay-size", filled, "--target-sync", "50"]
-
-
 def envs_of(script: str) -> int:
     """The environments of ``short_run``."""
     return 1 if script in SERIAL[:2] + PARALLEL else 2
@@ -144,16 +170,35 @@ def frames_of(script: str) -> int:
     return 1_100 * envs_of(script)
 
 
+def short_run(script: str) -> list[str]:
+    """The flags of the shared run of a rung: it ends a game, and makes 200 updates or so.
+
+    Updates take much more time than frames, so training begins late. Speedruns try their agent.
+    """
+    envs, frames = envs_of(script), frames_of(script)
+    flags = "--seed 5 --learning-rate 2e-4 --epsilon-frames 400 --batch-size 4 --checkpoint-replay"
+    flags += f" --checkpoint-every 50 --max-frames {frames}"
+    flags += f" --envs {envs}" if envs > 1 else ""
+    if script in SPEEDRUNS:
+        flags += " --rollout 16 --epochs 1 --stop-reward -21 --trial-games 2"
+    else:
+        # The target network is copied often, so its values are a part of what is learned.
+        filled = frames - 200 * envs
+        flags += f" --replay-initial {filled} --replay-size {filled} --target-sync 50"
+        flags += " --stop-reward 100"
+    return flags.split()
+
+
 @pytest.fixture(scope="session")
 def trained(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Callable[[str], Ran]:
+) -> Callable[[str], Ended]:
     """Gives the shared run of a rung, which trained once for all tests; they leave it as it is."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # of all workers
 
-    def trained(script: str) -> Ran:
+    def trained(script: str) -> Ended:
         if script in SPEEDRUNS[1:]:
             request.getfixturevalue("console")
         place = folder / f"trained-{script}"
@@ -163,20 +208,20 @@ def trained(
                 ran = run_rung(script, place, *short_run(script))
                 told.write_text(json.dumps([ran.returncode, ran.stdout, ran.stderr]))
         (run,) = place.iterdir()
-        return Ran(*json.loads(told.read_text()), run)
+        return Ended(*json.loads(told.read_text()), run)
 
     return trained
 
 
 @pytest.fixture
-def trained_copy(trained: Callable[[str], Ran], tmp_path: Path) -> Callable[[str], Path]:
+def trained_copy(trained: Callable[[str], Ended], tmp_path: Path) -> Callable[[str], Path]:
     """Gives a copy of the folder of the shared run of a rung, alone in its folder."""
-    return lambda script: copy_run(trained(script).folder, tmp_path / "runs")
 
+    def trained_copy(script: str) -> Path:
+        run = trained(script).folder
+        return Path(shutil.copytree(run, tmp_path / "runs" / run.name))
 
-def copy_run(run: Path, place: Path) -> Path:
-    """A copy of a run's folder."""
-    return Path(shutil.copytree(run, place / run.name))
+    return trained_copy
 
 
 def curves(folder: Path) -> list[tuple[str, int, float]]:

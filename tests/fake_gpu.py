@@ -112,6 +112,8 @@ class FakeGpu(BackendModule):
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation, which may be one of the CPU alone."""
+        if func is aten.is_pinned.default:
+            return args[0].untyped_storage().data_ptr() in self.pinned
         flat, spec = pytree.tree_flatten((args, kwargs))
         here = {id(x.held): x for x in flat if isinstance(x, GpuTensor)}
         device = kwargs.get("device")
@@ -121,7 +123,9 @@ class FakeGpu(BackendModule):
         elif here and func is not aten._to_copy.default:
             self._check(func, args, [x for x in flat if type(x) in (torch.Tensor, nn.Parameter)])
         cpu_args, cpu_kwargs = pytree.tree_unflatten([_on_cpu(x) for x in flat], spec)
-        pin = cpu_kwargs.pop("pin_memory", False)
+        pin = cpu_kwargs.pop("pin_memory", False) or func is aten._pin_memory.default
+        if func is aten._pin_memory.default:
+            func, cpu_args, cpu_kwargs = aten.clone.default, cpu_args[:1], {}
         result = (self.run(func) if on_gpu else func)(*cpu_args, **cpu_kwargs)
         if pin:
             storage = result.untyped_storage()

@@ -22,17 +22,17 @@ from test_learning import Catch
 from test_n_step import SIZE, STACK, play
 from test_rungs import QUICK, start
 
-from lib.learning.agents import LinearSchedule
-from lib.players.cluster import Players, learn_from
-from lib.players.message_buffer import MessageReplayBuffer
-from lib.players.n_step import Transitions
-from lib.players.worker import ClusterOptions, Weights, ape_x_epsilons
-from lib.running.events import PlayEvents
-from lib.running.handlers import attach_handlers
-from lib.running.machine import prepare_torch
-from lib.running.run import Failure, Run
+from lib.learning.schedules import LinearSchedule
+from lib.parallel.cluster import Players, learn_from
+from lib.parallel.message_buffer import MessageReplayBuffer
+from lib.parallel.n_step import Transitions
+from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons
+from lib.training.events import PlayEvents
+from lib.training.handlers import attach_handlers
+from lib.training.machine import prepare_torch
+from lib.training.run import Failure, Run
 
-# Before Ray is imported, see lib.players.cluster.
+# Before Ray is imported, see lib.parallel.cluster.
 os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed: pip install -r requirements-cluster.txt"
@@ -104,14 +104,14 @@ class Counting:
     def __init__(self, number: int) -> None:
         self.number, self.count = number, 0
 
-    def play(self, weights: Weights) -> Transitions:
+    def play(self, weights: VersionedWeights) -> Transitions:
         self.count += 1
         one = np.full(1, self.count)
         return Transitions(self.number, os.getpid(), np.zeros((1, 2, 2), np.uint8), *[one] * 4, [])
 
 
 class Failing(Counting):
-    def play(self, weights: Weights) -> Transitions:
+    def play(self, weights: VersionedWeights) -> Transitions:
         raise RuntimeError("the emulator is on fire")
 
 
@@ -197,7 +197,6 @@ def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
         engine.run(learn_from(bunches, buffer, epsilons, engine, run))
     assert seen == [120] * 3 + [180] * 3
     assert engine.state.frames == 240
-    assert len(buffer) < options.replay_initial
     assert rewards == {1.0}  # of the game that explores as little as those of other rungs
 
 

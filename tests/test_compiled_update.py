@@ -7,10 +7,11 @@ import torch
 from conftest import run_rung
 from torch.func import grad_and_value
 
-from lib.learning.compiled_update import AveragedWeights, CompiledUpdate, MixedWeights
+from lib.learning.compiled_update import CompiledUpdate
 from lib.learning.dqn_model import DQN, adam
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
+from lib.learning.weights import AveragedWeights, MixedWeights
 
 SHAPE, ACTIONS, GAMMA = (4, 84, 84), 6, 0.99
 
@@ -89,11 +90,11 @@ def test_the_average_of_the_weights_follows_them_and_plays():
         net.adam(gradients)
         for name, weight in net.weights.items():
             expected[name] += share * (weight.detach() - expected[name])
-            torch.testing.assert_close(net.average[name], expected[name])
+            torch.testing.assert_close(net.ema[name], expected[name])
     resumed = AveragedWeights(DQN(*small), torch.bfloat16, 1e-2)
     resumed.load_state_dict(copy.deepcopy(net.state_dict()))
     for name, weight in net.agent().state_dict().items():
-        assert torch.equal(weight, net.average[name])
+        assert torch.equal(weight, net.ema[name])
         assert torch.equal(net.acting[name], weight.bfloat16())
         assert torch.equal(resumed.acting[name], net.acting[name])
         assert torch.equal(resumed.compute[name], net.compute[name])

@@ -8,11 +8,11 @@ import pytest
 import torch
 from gymnasium.vector import VectorEnv
 
-from emulator import PongVectorEnv
-from lib.games.device_games import DeviceExploration, DeviceGames
-from lib.games.vector_env import StackedVectorEnv
+from lib.envs.gpu_vector_env import GpuExploration, GpuStackedVectorEnv
+from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
+from lib.envs.vector_env import StackedVectorEnv
 from lib.learning.agents import Exploration
-from lib.recipe import PONG_ACTIONS, PONG_ROWS, Recipe
+from pong_emulator import PongVectorEnv
 
 GAMES, STEPS, EVERY = 3, 320, 8
 SETTINGS = {"stack": 1, "threads": 1, "reward_clipping": False, "max_num_frames_per_episode": 400}
@@ -45,9 +45,11 @@ class Tensors:
 
 @pytest.mark.usefixtures("console")
 def test_states_rewards_ends_and_games_are_those_of_the_cpu():
-    recipe = Recipe("Pong", stack=3, rows=PONG_ROWS, actions=PONG_ACTIONS, half=True)
-    here = StackedVectorEnv(PongVectorEnv(GAMES, **SETTINGS), recipe, seed=5)
-    there = DeviceGames(Tensors(PongVectorEnv(GAMES, **SETTINGS)), recipe, seed=5, every=EVERY)
+    preprocessing = Preprocessing("Pong", stack=3, rows=PONG_ROWS, actions=PONG_ACTIONS, half=True)
+    here = StackedVectorEnv(PongVectorEnv(GAMES, **SETTINGS), preprocessing, seed=5)
+    there = GpuStackedVectorEnv(
+        Tensors(PongVectorEnv(GAMES, **SETTINGS)), preprocessing, seed=5, every=EVERY
+    )
     assert there.n_actions == here.n_actions == 3
     random, games, reported = np.random.default_rng(0), [], []
     points, points_reported = np.zeros((STEPS, 2)), np.zeros(2)
@@ -73,7 +75,7 @@ def test_states_rewards_ends_and_games_are_those_of_the_cpu():
 
 def test_some_actions_are_random():
     torch.manual_seed(0)
-    explore = DeviceExploration(4, lambda frame: 0.5 if frame else 0.0)
+    explore = GpuExploration(4, lambda frame: 0.5 if frame else 0.0)
     greedy = torch.full((10_000,), 3)
     assert torch.equal(explore(greedy, 0), greedy)
     counts = explore(greedy, 1).bincount(minlength=4) / len(greedy)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from lib.devices import choose_precision, compiles, missing_device
-from lib.running.flags import parse
-from lib.running.options import PlayerOptions, PrecisionOptions
-from lib.running.run import describe_device_error
+from lib.training.flags import parse
+from lib.training.options import PlayerOptions, PrecisionOptions
+from lib.training.run import describe_device_error
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ Without a GPU: Numba's simulator runs the kernels in Python, thread by thread, s
 seen, and NVIDIA's compiler and linker accept them for sm_90.
 """
 
-import importlib.util
 import inspect
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,26 +16,44 @@ import pytest
 import torch
 from conftest import ROOT
 
-from emulator import PongVectorEnv
-from emulator.compiling import entry_point
-from emulator.preprocessing import QUOTIENTS, SIZE, shrink
-from emulator.tia import LINES, WIDTH
+from pong_emulator import PongVectorEnv
+from pong_emulator.preprocessing import QUOTIENTS
 
 SM_90 = (9, 0)  # an H100's or H200's compute capability
-needs_cuda = pytest.mark.skipif(
-    importlib.util.find_spec("numba_cuda") is None, reason="pip install -r requirements-cuda.txt"
+pytestmark = pytest.mark.skipif(
+    find_spec("numba_cuda") is None, reason="pip install -r requirements-cuda.txt"
 )
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 SIMULATE = """
 import sys
 import numpy as np
-from emulator import PongVectorEnv, cuda, vector_env
+from numba import cuda as numba_cuda
+from numba.cuda.simulator.cudadrv.devices import FakeCUDAContext
+from numba.cuda.simulator.kernel import FakeCUDAKernel
+from pong_emulator import PongVectorEnv, cuda, vector_env
 
 cuda.VIEWERS = 4  # in place of 128: each is a thread of Python
 vector_env.DRAWS, cuda.WATCH = 8, 2  # in place of 64 and 16: so few resets are drawn at once
-settings = eval(sys.argv[1]) | {"device": "cuda"}
-np.savez(sys.argv[3], *play(np.load(sys.argv[2]), settings))
+current, launch = [0], FakeCUDAKernel.__call__
+
+
+class Gpu(FakeCUDAContext):  # one of two; the simulator has one, and knows no current one
+    def __enter__(self):
+        current.append(self.id)
+
+    def __exit__(self, *_):
+        current.pop()
+
+
+def launch_there(kernel, *arguments):
+    assert current[-1] == 1
+    launch(kernel, *arguments)
+
+
+numba_cuda.gpus.lst = Gpu(0), Gpu(1)
+FakeCUDAKernel.__call__ = launch_there
+np.savez(sys.argv[3], *play(np.load(sys.argv[2]), eval(sys.argv[1]) | {"device": "cuda:1"}))
 """
 
 
@@ -50,16 +68,6 @@ def play(actions, settings):
     return [*map(np.stack, zip(*steps, strict=True)), envs.screen(0)]
 
 
-def simulated(program, *arguments):
-    """What a program prints under the simulator: Numba chooses it when it is imported."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@needs_cuda
 @pytest.mark.usefixtures("console")
 @pytest.mark.parametrize(
     ("settings", "steps", "games"),
@@ -75,74 +83,23 @@ def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
     files = tmp_path / "actions.npy", tmp_path / "results.npz"
     actions = np.random.default_rng(0).integers(6, size=(steps, games))
     np.save(files[0], actions)
-    simulated(inspect.getsource(play) + SIMULATE, settings, *files)
+    program = inspect.getsource(play) + SIMULATE
+    command = [sys.executable, "-c", program, *map(str, (settings, *files))]
+    env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
     here = play(actions, settings)
     for one, other in zip(np.load(files[1]).values(), here, strict=True):
         assert np.array_equal(one, other)
     assert here[3].any() == ("max_num_frames_per_episode" in settings)
 
 
-LAUNCHES = """
-from numba import cuda
-from numba.cuda.simulator.cudadrv.devices import FakeCUDAContext
-from numba.cuda.simulator.kernel import FakeCUDAKernel
+def test_means_of_pixels_are_rounded_as_on_the_cpu():
+    from pong_emulator.cuda import rounded
 
-current, launched = [0], []
-
-class Gpu(FakeCUDAContext):
-    def __enter__(self):
-        current.append(self.id)
-
-    def __exit__(self, *_):
-        current.pop()
-
-cuda.gpus.lst = Gpu(0), Gpu(1)
-FakeCUDAKernel.__call__ = lambda kernel, *_: launched.append((kernel.fn.__name__, current[-1]))
-
-from emulator import PongVectorEnv
-
-envs = PongVectorEnv(2, device="cuda:1", seed=0, noop_max=0)
-envs.reset()
-envs.step([0, 0])
-print(launched)
-"""
+    assert [rounded.py_func(total) for total in range(len(QUOTIENTS))] == QUOTIENTS.tolist()
 
 
-@needs_cuda
-def test_kernels_are_launched_on_the_device_that_was_asked_for():
-    """The simulator has one device and does not say which is current: here it has two."""
-    launched = [("begin", 1), ("see", 1), ("play", 1), ("see", 1)]
-    assert simulated(LAUNCHES).strip() == repr(launched)
-
-
-@needs_cuda
-def test_a_small_pixel_is_that_of_the_cpu():
-    """Of any two pictures, with all the greys there are."""
-    from emulator.cuda import rounded, small_pixel
-
-    @entry_point
-    def shrink_by_pixels(rows, row_of, small):
-        for y in range(SIZE):
-            for x in range(SIZE):
-                small[y, x] = small_pixel(rows, row_of, y, x)
-
-    @entry_point
-    def shrink_at_once(rows, row_of, sums, small):
-        shrink(rows[0], row_of[0], rows[1], row_of[1], sums, small)
-
-    random = np.random.default_rng(0)
-    for greys in (256, 6):
-        rows = random.integers(greys, size=(2, 50, WIDTH), dtype=np.uint8)
-        row_of = np.sort(random.integers(50, size=(2, LINES), dtype=np.int32))
-        one, other = np.zeros((2, SIZE, SIZE), np.uint8)
-        shrink_by_pixels(rows, row_of, one)
-        shrink_at_once(rows, row_of, np.zeros(WIDTH + 2, np.int32), other)
-        assert np.array_equal(one, other)
-    for total in (100, 300, 500, 51_000):  # halves are rounded to the even number
-        assert rounded.py_func(total) == QUOTIENTS[total]
-
-
-@needs_cuda
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which compiles them, too")
 def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
     """To PTX, and from that to machine code: ptxas has limits that NVVM does not know."""
@@ -150,7 +107,7 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
     from cuda.bindings import nvjitlink
     from numba import boolean, cuda, int32, int64, uint8, void
 
-    from emulator.cuda import begin, play, see
+    from pong_emulator.cuda import begin, play, see
 
     device = SimpleNamespace(compute_capability=SM_90)
     monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: device)
@@ -171,7 +128,6 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
         nvjitlink.destroy(linker)
 
 
-@needs_cuda
 @needs_gpu
 def test_1024_games_on_a_gpu_are_those_of_the_cpu():
     n, steps = 1_024, 2_000
@@ -192,7 +148,6 @@ def test_1024_games_on_a_gpu_are_those_of_the_cpu():
     assert ends >= n
 
 
-@needs_cuda
 @needs_gpu
 def test_a_step_waits_for_nothing():
     envs = PongVectorEnv(64, device="cuda", stack=1, seed=0)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from conftest import ROOT
 pytestmark = pytest.mark.slow
 
 PLAY = """
-import hashlib, importlib.util
+import importlib.util
 import gymnasium, numpy as np, pong_emulator
 from ale_py import AtariVectorEnv
 assert importlib.util.find_spec("torch") is None
@@ -26,8 +27,6 @@ for actions in np.random.default_rng(0).integers(6, size=(100, 3)):
     assert np.array_equal(seen, ale_seen)
     seen, ale_seen = envs.step(actions)[0], ale.step(actions)[0]
 assert [picture.shape for picture in envs.render()] == [(210, 160, 3)] * 3
-"""
-WHETHER_COMPILED = """
 from pong_emulator.games import step_games
 from pong_emulator.compiling import folder
 print(folder(), sum(step_games.stats.cache_misses.values()))
@@ -45,37 +44,24 @@ def run(*command: object, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.fixture
-def python(tmp_path: Path) -> Path:
-    """Of an environment with the wheel, and what it asks for."""
-    folder, source = tmp_path, tmp_path / "source"  # building leaves things behind
-    shutil.copytree(
-        ROOT / "emulator", source / "emulator", ignore=shutil.ignore_patterns("__pycache__")
-    )
+def test_it_plays_and_is_kept_where_its_user_may_not_write(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # building leaves things behind
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "pong_emulator", source / "pong_emulator", ignore=ignore)
     for name in ("pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    run(sys.executable, "-m", "venv", folder / "venv")
-    python = folder / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, source)
-    (wheel,) = folder.glob("pong_emulator-*.whl")
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source)
+    (wheel,) = tmp_path.glob("pong_emulator-*.whl")
     run(python, "-m", "pip", "install", "-q", wheel)
-    return python
-
-
-def test_it_plays_and_is_kept_where_its_user_may_not_write(python: Path, tmp_path: Path) -> None:
     package = Path(run(python, "-c", "import pong_emulator; print(pong_emulator.__path__[0])")[:-1])
     assert (package / "py.typed").exists()
     shutil.rmtree(package / "__pycache__")
     (package / "__pycache__").touch()  # a file, where root, too, can make no folder
-    command = [python, "-c", PLAY + WHETHER_COMPILED]
-    home = os.environ | {"HOME": str(tmp_path)}
-    pipe = subprocess.PIPE
-    at_once = [
-        subprocess.Popen(command, cwd=tmp_path, env=home, stdout=pipe, stderr=pipe, text=True)
-        for _ in range(2)
-    ]
-    results = [process.communicate(timeout=600) for process in at_once]
-    assert [process.returncode for process in at_once] == [0, 0], results
+    command = [python, "-c", PLAY]
+    with ThreadPoolExecutor() as pool:  # two at once
+        list(pool.map(lambda _: run(*command, HOME=str(tmp_path)), range(2)))
     kept, misses = run(*command, HOME=str(tmp_path)).split()
     assert Path(kept).parent == tmp_path / ".cache" / "pong-emulator"
     assert misses == "0"

@@ -31,16 +31,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_device_games import Tensors
 from test_player import fail_to_open, watch
 
-import emulator
-from emulator import PongVectorEnv
+import pong_emulator
 from lib.gpu_checks import left_out
 from lib.learning import compiled_update
 from lib.learning.compiled_update import CompiledUpdate
 from lib.learning.dqn_model import DQN
-from lib.players.player import Player
-from lib.running.events import PlayEvents
-from lib.running.options import ReplayOptions
-from lib.running.run import Run
+from lib.parallel.player import Player
+from lib.training.events import PlayEvents
+from lib.training.options import ReplayOptions
+from lib.training.run import Run
+from pong_emulator import PongVectorEnv
 
 TINY = {"replay_initial": 40, "replay_size": 200, "batch_size": 2, "epsilon_start": 0.5}
 NO_BUFFER = {"rollout": 10, "batch_size": 10, "epsilon_start": 0.5}
@@ -131,7 +131,7 @@ def test_where_games_are_played_on_the_gpu_nothing_is_waited_for(tmp_path, monke
     module = load("08_recompiled_pong")
     announce, games = module.announce, []
     module.announce = lambda *args: games.extend(args[2]) or announce(*args)
-    monkeypatch.setattr(emulator, "PongVectorEnv", pong)
+    monkeypatch.setattr(pong_emulator, "PongVectorEnv", pong)
     with in_place_of_cuda():
         _, waits = train(module, tmp_path, NAME, envs=2, batch_size=20, epochs=2)
     assert left_out == []
@@ -250,7 +250,7 @@ class OneWrongPixel(Tensors):
 
 @pytest.mark.usefixtures("console")
 def test_games_that_are_not_the_cpus_are_played_there(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(emulator, "PongVectorEnv", partial(pong, kind=OneWrongPixel))
+    monkeypatch.setattr(pong_emulator, "PongVectorEnv", partial(pong, kind=OneWrongPixel))
     with in_place_of_cuda():
         losses, _ = train(load("08_recompiled_pong"), tmp_path, NAME, **SMALL)
     assert_said(["games on the GPU: its pixels differ by"], capsys.readouterr().out, tmp_path)

@@ -15,12 +15,12 @@ from conftest import read_events, run_rung
 from test_compiled_update import ACTIONS, SHAPE, functional_updates, make_batch, plain_updates
 from test_rungs import QUICK
 
-from lib.games.device_games import plays_games
+from lib.envs.gpu_vector_env import plays_games
 from lib.gpu_checks import left_out
 from lib.learning.compiled_update import CapturedForward
 from lib.learning.dqn_model import DQN
 from lib.learning.replay_buffer import Batch
-from lib.running.machine import prepare_torch
+from lib.training.machine import prepare_torch
 
 CUDA = torch.device("cuda")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

@@ -1,25 +1,26 @@
 """The handlers on a scripted stream of episodes, and what TensorBoard gets of it."""
 
-import math
 import signal
-import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from ignite.engine import Engine
+from ignite.engine import Engine, Events, State
 from ignite.handlers import TensorboardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lib.games.experience import Episode, Transition
-from lib.learning.agents import LinearSchedule
+from lib.envs.experience import Episode, Transition
 from lib.learning.replay_buffer import ReplayBuffer
-from lib.running.evaluation import evaluate
-from lib.running.events import PlayEvents, replay_batches
-from lib.running.handlers import attach_handlers
-from lib.running.options import ReplayOptions
-from lib.running.run import Failure, Run, Terminated, launch
+from lib.learning.schedules import LinearSchedule
+from lib.training.evaluation import evaluate
+from lib.training.events import COUNTERS, PlayEvents, announce
+from lib.training.handlers import attach_handlers
+from lib.training.launch import launch
+from lib.training.options import ReplayOptions
+from lib.training.play import replay_batches
+from lib.training.run import Run, Terminated, end_on_signals
 
 FRAME = np.zeros((1, 2, 2), np.uint8)
 
@@ -31,18 +32,14 @@ def stream(rewards: list[float], steps: int = 10):
             last = step == steps - 1
             yield [
                 Transition(
-                    env=0,
-                    action=0,
-                    reward=0.0,
-                    terminated=last,
-                    frame=FRAME,
+                    *(0, 0, 0.0, last, FRAME),
                     first_frame=FRAME if step == 0 else None,
                     episode=Episode(reward, steps) if last else None,
                 )
             ]
 
 
-def play(folder: Path, rewards: list[float], losses=lambda update: 1.0, **settings):
+def play(folder: Path, rewards: list[float], losses=lambda _: 1.0, agent=None, on=(), **settings):
     """Run an engine over the stream; returns its state and the names of the events it fired."""
     options = ReplayOptions(**{"replay_initial": 20, "stop_reward": 17.0, **settings})
     buffer = ReplayBuffer(5_000, (2, 2, 2))
@@ -50,12 +47,13 @@ def play(folder: Path, rewards: list[float], losses=lambda update: 1.0, **settin
     engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))
     with TensorboardLogger(folder) as tensorboard:
         run = Run(options, torch.device("cpu"), folder, tensorboard, "01_baseline")
-        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {})
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {}, agent)
+        if on:
+            engine.add_event_handler(*on)
         for event in (PlayEvents.EPISODE_COMPLETED, PlayEvents.SOLVED):
             engine.add_event_handler(event, lambda _, name=event.value: fired.append(name))
-        state = engine.run(
-            replay_batches(engine, stream(rewards), buffer, options.replay_initial, 4)
-        )
+        batches = replay_batches(engine, stream(rewards), buffer, options.replay_initial, 4)
+        state = engine.run(batches)
     return state, fired
 
 
@@ -80,36 +78,24 @@ def test_episodes_are_smoothed_from_the_first_one_on(tmp_path):
 
 def test_solved_ends_the_run_at_once(tmp_path):
     state, fired = play(tmp_path, [10.0, 17.0, 500.0, 0.0, 0.0], stop_reward=17.0)
-    assert state.episodes == 3
-    assert state.frames == 30
-    assert fired.count("solved") == 1
+    assert (state.episodes, state.frames, fired.count("solved")) == (3, 30, 1)
 
 
-def test_a_bad_game_in_the_same_step_does_not_undo_the_solution(tmp_path):
-    (good,) = next(stream([20.0], steps=1))
-    bad = good._replace(env=1, episode=Episode(-500.0, 1))
-    engine = Engine(lambda engine, batch: torch.tensor(0.0))
-    with TensorboardLogger(tmp_path) as tensorboard:
-        run = Run(ReplayOptions(), torch.device("cpu"), tmp_path, tensorboard, "01_baseline")
-        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {})
-        buffer = ReplayBuffer(100, (2, 2, 2))
-        state = engine.run(replay_batches(engine, [[good, bad]] * 3, buffer, 25, 4))
-    assert (state.solved, state.frames, state.episodes) == (True, 2, 2)
-    assert state.avg_reward < 17
-
-
-def test_training_begins_when_enough_was_played(tmp_path):
-    state, _ = play(tmp_path, [0.0] * 5)
-    assert (state.frames, state.iteration, state.phase) == (50, 50 - 20 + 1, "training")
-    assert curve(tmp_path, "outcome/updates") == [(0, 31.0)]
+def test_training_begins_when_enough_was_played_and_ends_at_the_frame_limit(tmp_path):
+    state, _ = play(tmp_path, [0.0] * 50, max_frames=53)
+    assert (state.frames, state.iteration, state.phase) == (53, 53 - 20, "training")
+    assert curve(tmp_path, "outcome/updates") == [(0, 33.0)]
     state, _ = play(tmp_path, [0.0] * 5, replay_initial=100)
     assert (state.frames, state.iteration, state.phase) == (50, 0, "filling")
-    assert state.avg_fps > 0
 
 
-def test_frame_limit(tmp_path):
-    state, _ = play(tmp_path, [0.0] * 50, max_frames=123)
-    assert state.frames == 123
+def test_an_update_is_due_when_frames_have_arrived():
+    engine = Engine(lambda engine, batch: None)
+    engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
+    engine.state.update_due = False
+    for frames, due in ((0, False), (1, True), (0, True)):
+        announce(engine, frames, [])
+        assert engine.state.update_due is due
 
 
 def test_curves_of_both_phases(tmp_path):
@@ -126,12 +112,22 @@ def test_curves_of_both_phases(tmp_path):
     assert curve(tmp_path, "train/avg_loss")[0][1] == pytest.approx(average, rel=1e-4)
     for tag in ("fps", "avg_fps", "time_passed", "epsilon"):
         assert [step for step, _ in curve(tmp_path, f"train/{tag}")] == updates
-    times = [value for _, value in curve(tmp_path, "train/time_passed")]
-    assert times == sorted(times)
     assert curve(tmp_path, "train/avg_fps")[-1][1] > 0
 
 
-def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, signals):
+def test_a_signal_between_a_batch_and_its_update_waits_for_the_update(tmp_path, ends):
+    updates = []
+
+    def interrupted(engine: Engine) -> None:
+        if engine.state.iteration == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    on = (Events.ITERATION_STARTED, interrupted)
+    state, _ = play(tmp_path, [0.0] * 10, losses=lambda n: updates.append(n) or 1.0, on=on)
+    assert (state.iteration, updates) == (3, [1, 2, 3])
+
+
+def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, ends):
     def interrupted(update: int) -> float:
         if update == 7:
             signal.raise_signal(signal.SIGINT)  # finishes the update
@@ -147,62 +143,45 @@ def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, 
             signal.raise_signal(number)
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_ends_the_program_but_not_under_nohup(ignored, ends):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    end_on_signals()
+    with nullcontext() if ignored else pytest.raises(Terminated, match=str(int(signal.SIGHUP))):
+        signal.raise_signal(signal.SIGHUP)
+
+
 @pytest.mark.parametrize(
-    ("number", "when"),
+    ("number", "told"),
     [
-        (signal.SIGINT, "while it solves the game"),
-        (signal.SIGTERM, "in the games after training"),
+        (signal.SIGINT, "no games after training: the run was interrupted"),
+        (signal.SIGTERM, "the games after training were cut short"),
     ],
 )
-def test_an_interrupted_run_that_is_solved_stays_solved(
-    when, number, tmp_path, console, signals, monkeypatch, capsys
-):
+def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, console, ends):
+    """Ctrl-C arrives while it solves the game, and SIGTERM in the games after training."""
+
     def interrupting(states: torch.Tensor) -> torch.Tensor:
-        assert curve(run_folder(), "outcome/solved") == [(0, 1.0)]  # before the games
+        (folder,) = tmp_path.iterdir()
+        assert curve(folder, "outcome/solved") == [(0, 1.0)]  # before the games
         signal.raise_signal(number)
         raise AssertionError("the signal was swallowed")
 
-    def run_folder() -> Path:
-        (folder,) = tmp_path.iterdir()
-        return folder
-
-    def train(options: ReplayOptions, run: Run):
+    def train(options: ReplayOptions, run: Run) -> State:
         engine = Engine(lambda engine, batch: torch.tensor(0.0))
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {})
-        if when == "while it solves the game":
+        if number == signal.SIGINT:
             engine.add_event_handler(PlayEvents.SOLVED, lambda: signal.raise_signal(number))
         buffer = ReplayBuffer(100, (2, 2, 2))
         state = engine.run(replay_batches(engine, stream([20.0]), buffer, 5, 4))
         evaluate(interrupting, run)
         return state
 
-    monkeypatch.setattr(sys, "argv", ["01_baseline.py", "--run-dir", str(tmp_path)])
-    with pytest.raises(SystemExit) as end:
-        launch(train, ReplayOptions, "")
-    *_, told, last = capsys.readouterr().out.splitlines()
-    assert end.value.code == 0
-    assert (
-        told
-        == {
-            "while it solves the game": "no games after training: the run was interrupted",
-            "in the games after training": "the games after training were cut short",
-        }[when]
-    )
+    run = ends(lambda: launch(train, ReplayOptions, ""), "01_baseline", "--run-dir", tmp_path)
+    *_, line, last = run.out.splitlines()
+    assert (run.code, line) == (0, told)
     assert last.startswith("solved after 10 frames")
-    events = EventAccumulator(str(run_folder())).Reload()
+    (folder,) = tmp_path.iterdir()
+    events = EventAccumulator(str(folder)).Reload()
     assert "evaluation/reward" not in events.Tags()["scalars"]
     assert "_hparams_/session_end_info" in events.summary_metadata
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_fails_the_run(tmp_path, bad):
-    with pytest.raises(Failure, match="loss became"):
-        play(tmp_path, [0.0] * 100, losses=lambda update: bad if update == 7 else 1.0)
-
-
-def test_a_failing_update_is_not_swallowed(tmp_path):
-    def explode(update: int) -> float:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        play(tmp_path, [0.0] * 10, losses=explode)

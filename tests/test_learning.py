@@ -7,22 +7,17 @@ import pytest
 import torch
 from ignite.engine import Engine
 
-from lib.games.experience import Episode
-from lib.games.vector_env import VectorExperienceSource, VectorStep
-from lib.learning.agents import (
-    EpsilonGreedyAgent,
-    Exploration,
-    LinearSchedule,
-    Maximum,
-    Progress,
-    ProgressSchedule,
-)
+from lib.envs.experience import Episode
+from lib.envs.vector_env import VectorExperienceSource, VectorStep
+from lib.learning.agents import EpsilonGreedyAgent, Exploration
 from lib.learning.dqn_model import DQN, NormalizedDQN, adam
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
-from lib.running.events import COUNTERS, PlayEvents, replay_batches
-from lib.running.handlers import track_reward
-from lib.running.machine import prepare_torch
+from lib.learning.schedules import LinearSchedule, Maximum, Progress, ProgressSchedule
+from lib.training.events import COUNTERS, PlayEvents
+from lib.training.handlers import track_reward
+from lib.training.machine import prepare_torch
+from lib.training.play import replay_batches
 
 
 def test_model_is_natures():
@@ -194,7 +189,7 @@ def test_the_library_learns_a_game_with_a_known_optimum():
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
     engine.state.update_due = False
     engine.state.time_passed = 0.0  # a handler of its own measures it
-    track_reward(engine, bound=0.9, passes=lambda: True)
+    track_reward(engine, stop_reward=0.9, passes=lambda: True)
     engine.on(PlayEvents.FRAMES_PLAYED)(lambda: engine.state.frames < 25_000 or engine.terminate())
     state = engine.run(replay_batches(engine, VectorExperienceSource(envs, agent), buffer, 500, 64))
     assert state.solved, f"avg_reward {state.avg_reward} after {state.frames} frames"

@@ -8,10 +8,10 @@ import pytest
 import torch
 from test_rungs import options_of
 
-from lib.games.experience import Episode
-from lib.games.vector_env import VectorStep
-from lib.players.message_buffer import MessageReplayBuffer
-from lib.players.n_step import NStepRecorder, Transitions
+from lib.envs.experience import Episode
+from lib.envs.vector_env import VectorStep
+from lib.parallel.message_buffer import MessageReplayBuffer
+from lib.parallel.n_step import NStepRecorder, Transitions
 
 STACK, N_STEPS, GAMMA, SIZE = 3, 3, 0.5, (4, 5)
 
@@ -125,14 +125,15 @@ def test_a_full_buffer_has_only_the_newest_and_one_restored_draws_the_same(tmp_p
     for number, message in enumerate(sent):
         buffer.extend(message)
         newest = [t for earlier in sent[: number + 1] for t in cut_out(earlier)]
-        assert len(buffer) == len(newest) if number < 4 else 180 < len(buffer) <= 250
+        assert len(buffer) == min(len(newest), 250)
+        # A message repeats frames, so the oldest transitions may have lost theirs.
+        assert set(newest[-180:]) <= drawn(buffer, 5_000) <= set(newest[-250:])
         if number == 20:
             torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
             other.load_state_dict(torch.load(tmp_path / "buffer.pt", weights_only=True))
         elif number > 20:
             other.extend(message)
-        assert drawn(buffer, 2_000) == set(newest[-len(buffer) :])
-        assert number < 20 or drawn(other, 2_000) == set(newest[-len(buffer) :])
+            assert set(newest[-180:]) <= drawn(other, 5_000) <= set(newest[-250:])
     for mine, theirs in zip(buffer.sample(64), other.sample(64), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -141,7 +142,7 @@ def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message
     rung = options_of("09_many_machines")
     settings = {"envs": 4, "message_steps": 10, "stack": STACK, "n_steps": N_STEPS}
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
-    options = next(one for one in sizes if "--replay-size" not in (one.problem() or ""))
+    options = next(one for one in sizes if "--replay-size" not in (one.why_invalid() or ""))
     buffer = MessageReplayBuffer(options.replay_size, (STACK, *SIZE))
     for message in play(messages=30, steps=10, games=4)[1]:
         buffer.extend(message)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from ignite.engine import Engine, Events
 
-from lib.games.experience import Transition
+from lib.envs.experience import Transition
 from lib.learning.dqn_model import DQN
-from lib.players.player import ExperienceQueue, Player
-from lib.running.run import Failure
+from lib.parallel.player import ExperienceQueue, Player
+from lib.training.run import Failure
 
 FRAME = np.arange(84 * 84, dtype=np.uint8).reshape(1, 84, 84)
 

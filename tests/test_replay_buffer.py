@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rungs import options_of
 
-from lib.games.atari_wrappers import make_atari, wrap_deepmind
-from lib.games.experience import ExperienceSource, Transition
+from lib.envs.atari_wrappers import make_atari, wrap_deepmind
+from lib.envs.experience import ExperienceSource, Transition
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.replay_buffer import ReplayBuffer
 
@@ -155,9 +155,9 @@ def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(scrip
     """Also if it was restored meanwhile."""
     rung = options_of(script)
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
-    options = next(options for options in sizes if options.problem() is None)
+    options = next(options for options in sizes if options.why_invalid() is None)
     kind = DeviceReplayBuffer if script == "06_compiled_update" else ReplayBuffer
-    size, stack = options.replay_size, options.recipe.stack
+    size, stack = options.replay_size, options.preprocessing.stack
     buffer, model = kind(size, (stack, SIZE, SIZE)), NaiveModel(size, stack)
     stream = arrivals(settings.get("envs", 1), settings.get("steps", 1), 2 * size)
     for number, arrived in enumerate(stream):

@@ -5,22 +5,19 @@ whole update. It turns conversions, activations and all of Adam into loops that 
 memory once.
 """
 
-import copy
 import math
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lib.devices import compiles
 from lib.gpu_checks import Kept, Results, faster_way, say
+from lib.learning.weights import MixedWeights, Weights
 from lib.transfer import is_asynchronous
 
-Weights = dict[str, torch.Tensor]
 Update = Callable[[], torch.Tensor]
 Result = TypeVar("Result")
 
@@ -47,146 +44,12 @@ def _shape_of_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     return table.new_empty((*numbers.shape, *table.shape[1:]))
 
 
-class MixedWeights:
-    """The weights of a network in float32 for Adam, and copies of them to compute with.
-
-    Source: Kingma and Ba, arXiv:1412.6980; Micikevicius et al., arXiv:1710.03740, for keeping
-    the weights in two precisions.
-
-    Args:
-        network: gives the weights, and uses the copies.
-        dtype: of the copies.
-        learning_rate: of Adam.
-        epsilon: of Adam; a larger one damps steps where gradients are small.
-        exact: beginnings of names; the copies of these weights stay in float32.
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        dtype: torch.dtype,
-        learning_rate: float,
-        epsilon: float = 1e-8,
-        exact: tuple[str, ...] = (),
-    ) -> None:
-        self.network, self.dtype, self.epsilon = network, dtype, epsilon
-        device = next(network.parameters()).device
-        # Tensors: a compiled or captured update then finds their newest values.
-        self.learning_rate = torch.full((), learning_rate, device=device)
-        self.mean_decay = torch.ones((), device=device)  # beta to the power of the number of steps
-        self.square_decay = torch.ones((), device=device)
-        self.gradient_norm = torch.zeros((), device=device)  # of the last update
-        self.weights: Weights = dict(network.named_parameters())
-        self.compute = {
-            name: w.detach().to(torch.float32 if name.startswith(exact) else dtype, copy=True)
-            for name, w in self.weights.items()
-        }
-        self.means = {name: torch.zeros_like(w) for name, w in self.weights.items()}
-        self.squares = {name: torch.zeros_like(w) for name, w in self.weights.items()}
-
-    def __call__(self, compute: Weights, states: torch.Tensor) -> torch.Tensor:
-        """The values of the network with these weights."""
-        return functional_call(self.network, compute, (states,))
-
-    @property
-    def changing(self) -> list[torch.Tensor]:
-        """Everything that an update changes."""
-        return tree_leaves([self._parts(), self.compute, self.learning_rate, self.gradient_norm])
-
-    def state_dict(self) -> dict[str, Weights]:
-        """For a checkpoint; a network of the same class can load its ``weights``."""
-        return tree_map(torch.detach, self._parts())
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Weights]) -> None:
-        """Continue from where ``state_dict`` was taken."""
-        for part, tensors in self._parts().items():
-            for name, tensor in tensors.items():
-                tensor.copy_(state[part][name])
-        for name, weight in self.weights.items():
-            self.compute[name].copy_(weight)
-
-    def _parts(self) -> dict[str, Weights]:
-        decays = {"mean": self.mean_decay, "square": self.square_decay}
-        parts = {"weights": self.weights, "means": self.means, "squares": self.squares}
-        return {**parts, "decays": decays}
-
-    @torch.no_grad()
-    def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        """Make a step of Adam, and refresh the copies."""
-        squares = [gradient.float().square().sum() for gradient in gradients.values()]
-        self.gradient_norm.copy_(torch.stack(squares).sum().sqrt())
-        # A running product: the compiler would compute a power for every weight.
-        self.mean_decay.mul_(betas[0])
-        self.square_decay.mul_(betas[1])
-        for name, weight in self.weights.items():
-            gradient = gradients[name].float()
-            mean, square = self.means[name], self.squares[name]
-            mean.lerp_(gradient, 1 - betas[0])
-            square.lerp_(gradient * gradient, 1 - betas[1])
-            scale = (square / (1 - self.square_decay)).sqrt() + self.epsilon
-            weight.sub_(self.learning_rate * (mean / (1 - self.mean_decay)) / scale)
-            self.compute[name].copy_(weight)
-
-
-class AveragedWeights(MixedWeights):
-    """Weights whose moving average plays: the agent acts with it, and is kept.
-
-    Single updates change single decisions. Their average is a steadier agent than the last weights,
-    and it is the agent of which avg_reward speaks.
-
-    Args:
-        as of ``MixedWeights``.
-
-    Attributes:
-        averaging: how far an update moves the average to the weights: 1 for all the way. A tensor.
-        acting: copies of the average, to choose actions with.
-    """
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.averaging = torch.ones_like(self.learning_rate)
-        self.average = {name: w.detach().clone() for name, w in self.weights.items()}
-        self.acting = {name: w.clone() for name, w in self.compute.items()}
-
-    @property
-    def changing(self) -> list[torch.Tensor]:
-        """As of ``MixedWeights``."""
-        return [*super().changing, *self.acting.values(), self.averaging]
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Weights]) -> None:
-        """As of ``MixedWeights``."""
-        super().load_state_dict(state)
-        for name, weight in self.average.items():
-            self.acting[name].copy_(weight)
-
-    def _parts(self) -> dict[str, Weights]:
-        return super()._parts() | {"average": self.average}
-
-    @torch.no_grad()
-    def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        """Make a step of Adam, move the average, and refresh the copies of both."""
-        super().adam(gradients, betas)
-        for name, weight in self.weights.items():
-            self.average[name].lerp_(weight, self.averaging)
-            self.acting[name].copy_(self.average[name])
-
-    def agent(self) -> nn.Module:
-        """A network with the average of the weights now."""
-        agent = copy.deepcopy(self.network)
-        agent.load_state_dict(self.average)
-        return agent
-
-
 def captured(function: Callable[[], Result]) -> Callable[[], Result]:
     """Capture the function as one CUDA graph, which launches all its kernels with a single call.
 
     The function must read only tensors that stay in their place, and must not wait for the GPU.
-    Capturing calls it a few times.
-
-    Returns:
-        Replays the graph; its result is in the same place each time.
+    Capturing calls it a few times. What is returned replays the graph, with the result in the same
+    place each time.
     """
     side = torch.cuda.Stream()  # capturing needs its own stream, and all memory allocated
     side.wait_stream(torch.cuda.current_stream())
@@ -236,9 +99,8 @@ def compiled_way(
 class CapturedForward:
     """A function of states, for choosing actions; on the GPU it is one CUDA graph.
 
-    Without the graph, the CPU takes longer to launch the twenty or so kernels than the GPU takes
-    to run them. If there are fewer states than places, old states fill the other places, which
-    costs no time on a GPU.
+    Launching its twenty or so kernels takes the CPU longer than running them takes the GPU. If
+    there are fewer states than places, old states fill the other places.
 
     Args:
         function: maps states, uint8 (n, stack, height, width), to values (n, ...), or to values
@@ -304,10 +166,7 @@ class CompiledUpdate:
         self._call, self._device, self._net, self._others = update, device, net, others
 
     def compile(self) -> None:
-        """Compile, and on the GPU capture, what works there; nothing is learned by it.
-
-        What the update reads must already hold something, if only zeros.
-        """
+        """Compile, and on the GPU capture, what works there; nothing is learned by it."""
         kept = Kept(self._device, [*self._net.changing, *self._others])
         on_gpu, allowed = is_asynchronous(self._device), ROUNDING[self._net.dtype]
 
@@ -344,7 +203,7 @@ def first_results(update: Update, net: MixedWeights) -> Results:
     return {
         "draws of rows": torch.tensor(float(len({loss.item() for loss in losses}))),
         "losses": torch.stack(losses),
-        "gradients": flat(net.means),
+        "gradients": flat(net.exp_avg),
         "steps": flat(net.weights) - weights,
         "steps of the copies": flat(net.compute) - copies,
     }

@@ -1,9 +1,8 @@
 """The replay buffer on the training device, so that sampling is part of the update.
 
-The layout is that of ``lib.learning.replay_buffer``: every frame once, and for each transition the
-window of stack + 1 frames that contains its states. But the arrays are tensors on the training
-device. Rows are drawn and frames are gathered there, and the CPU waits for no number of a sample.
-So sampling can be compiled, and captured in a CUDA graph.
+The layout is that of ``lib.learning.replay_buffer``, in tensors on the training device. Rows are
+drawn and frames are gathered there, and the CPU waits for no number of a sample. So sampling can be
+compiled, and captured in a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from lib.games.experience import Transition
+from lib.devices import Device
+from lib.envs.experience import Transition
 from lib.learning.compiled_update import rows
-from lib.learning.replay_buffer import Batch
+from lib.learning.replay_buffer import Batch, Shape
 from lib.transfer import upload
 
 
@@ -23,20 +23,14 @@ class DeviceReplayBuffer:
 
     Args:
         capacity: transitions to hold; room for frames is as in ``ReplayBuffer``.
-        observation_shape: (stack, height, width) of the stacked observation.
+        observation_shape: of the stacked observation.
         device: holds everything; random numbers come from its generator.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        observation_shape: tuple[int, int, int],
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, capacity: int, observation_shape: Shape, device: Device = "cpu") -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
-        self.capacity = capacity
-        self.device = torch.device(device)
+        self.capacity, self.device = capacity, torch.device(device)
         self._stack, *frame_shape = observation_shape
         n_frames = capacity + capacity // 16 + self._stack + 1
         self._frames = torch.zeros((n_frames, *frame_shape), dtype=torch.uint8, device=device)
@@ -57,8 +51,7 @@ class DeviceReplayBuffer:
         self._oldest = torch.zeros((), dtype=torch.int64, device=drawing)
         self._count = torch.full((), capacity, dtype=torch.int64, device=drawing)
         # The CPU keeps the books. Frame numbers never wrap, see ReplayBuffer.
-        self._frames_written = 0
-        self._transitions_written = 0
+        self._frames_written = self._transitions_written = 0
         # Of each transition: the oldest frame that it or a later one shows.
         self._needed = np.empty(capacity, dtype=np.int64)
         self._first_intact = 0  # the oldest transition that has all its frames
@@ -101,19 +94,16 @@ class DeviceReplayBuffer:
 
         rows = (self._transitions_written + np.arange(len(transitions))) % self.capacity
         slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
-        new_frames, slots_there, rows_there, *columns = upload(
-            self.device,
-            np.concatenate(frames),
-            slots,
-            rows,
-            np.array(windows) % len(self._frames),
-            np.array([t.action for t in transitions]),
-            np.array([t.reward for t in transitions], dtype=np.float32),
-            np.array([t.terminated for t in transitions]),
+        actions = np.array([t.action for t in transitions])
+        rewards = np.array([t.reward for t in transitions], dtype=np.float32)
+        terminated = np.array([t.terminated for t in transitions])
+        columns = (np.array(windows) % len(self._frames), actions, rewards, terminated)
+        new_frames, slots_there, rows_there, *columns_there = upload(
+            self.device, np.concatenate(frames), slots, rows, *columns
         )
         self._frames[slots_there] = new_frames
         tables = (self._windows, self._actions, self._rewards, self._terminated)
-        for table, column in zip(tables, columns, strict=True):
+        for table, column in zip(tables, columns_there, strict=True):
             table[rows_there] = column
 
         self._needed[rows] = needed
@@ -141,13 +131,9 @@ class DeviceReplayBuffer:
     def gather(self, indices: torch.Tensor) -> Batch:
         """The transitions in these places, int64 (batch,); states are views of their windows."""
         stacks = rows(self._frames, self._windows[indices])
-        return Batch(
-            states=stacks[:, :-1],
-            actions=self._actions[indices],
-            rewards=self._rewards[indices],
-            terminated=self._terminated[indices],
-            next_states=stacks[:, 1:],
-        )
+        columns = (self._actions, self._rewards, self._terminated)
+        actions, rewards, terminated = (column[indices] for column in columns)
+        return Batch(stacks[:, :-1], actions, rewards, terminated, stacks[:, 1:])
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: everything; the random state is torch's own."""

@@ -86,10 +86,6 @@ class NormalizedDQN(DQN):
 
     It sees half the resolution. So its first kernel covers 8x8 of the 84x84 pixels, as DQN's does,
     and moves by the same 4, with a quarter of the weights and operations.
-
-    Args:
-        input_shape: shape of one observation, (stack, height, width).
-        n_actions: number of discrete actions.
     """
 
     def __init__(self, input_shape: tuple[int, int, int], n_actions: int) -> None:

@@ -25,26 +25,19 @@ def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: flo
 
 
 def squared_error(q: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean squared error of the values of the actions that were taken.
+    """Mean squared error of the values of the actions that were taken, a float32 scalar.
 
     Args:
         q: values of all actions, (batch, actions).
         actions: the actions that were taken, int64, (batch,).
         targets: of the values of these actions, float32, (batch,).
-
-    Returns:
-        A float32 scalar.
     """
     taken = q.gather(1, actions.unsqueeze(1)).squeeze(1)
     return mse_loss(taken.float(), targets)
 
 
 def lambda_returns(
-    rewards: torch.Tensor,
-    ended: torch.Tensor,
-    values: torch.Tensor,
-    gamma: float,
-    trace: float,
+    rewards: torch.Tensor, ended: torch.Tensor, values: torch.Tensor, gamma: float, q_lambda: float
 ) -> torch.Tensor:
     """Q(lambda) returns of a rollout: a mix of the rewards and of the network's own estimates.
 
@@ -57,7 +50,7 @@ def lambda_returns(
         values: of the greedy action in each state and in the state after the last step, (time + 1,
             environments).
         gamma: discount per agent step.
-        trace: lambda; 0: one-step targets; 1: only rewards, up to the end of the rollout.
+        q_lambda: lambda; 0: one-step targets; 1: only rewards, up to the end of the rollout.
 
     Returns:
         float32, (time, environments).
@@ -65,7 +58,7 @@ def lambda_returns(
     returns = torch.empty_like(rewards)
     following = values[-1]
     for t in reversed(range(len(rewards))):
-        mixed = (1 - trace) * values[t + 1] + trace * following
+        mixed = (1 - q_lambda) * values[t + 1] + q_lambda * following
         following = rewards[t] + gamma * (1 - ended[t]) * mixed
         returns[t] = following
     return returns

@@ -1,8 +1,8 @@
 """A replay buffer that stores every frame once.
 
-Neighbouring stacked states share all frames but one, and the next state of one transition is
-the state of the following one. Kept as pairs of stacks, a transition of 84x84 pixels and four
-stacked frames would take 2 * 4 * 84 * 84 = 56 KB; kept as its one new frame it takes 7 KB.
+Neighbouring stacked states share all frames but one. Kept as a pair of stacks, a transition of
+84x84 pixels and four stacked frames would take 2 * 4 * 84 * 84 = 56 KB; kept as its one new frame
+it takes 7 KB.
 
 State and next state together are a *window* of stack + 1 frames: the state is its first ``stack``
 frames, and the next state is its last ``stack`` frames. A new episode starts with its first frame
@@ -10,15 +10,17 @@ repeated, as in FrameStack. So a transition is stored as the numbers of its wind
 sample is to look up windows and to gather their frames.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from lib.games.experience import Transition
+from lib.devices import Device
+from lib.envs.experience import Transition
 from lib.transfer import gather
+
+Shape = tuple[int, int, int]  # (stack, height, width)
 
 
 class Batch(NamedTuple):
@@ -31,17 +33,19 @@ class Batch(NamedTuple):
     next_states: torch.Tensor  # uint8, (batch, stack, height, width)
 
 
-class ReplayRings(ABC):
-    """Frames and transitions in rings: what this buffer and ``lib.players.message_buffer`` share.
+class ReplayRings:
+    """Frames and transitions in rings: what this buffer and ``lib.parallel.message_buffer`` share.
 
     Transition i is at i % capacity, and frame n at n % n_frames. Windows hold the numbers n, which
-    never wrap, so a frame that was overwritten is recognised.
+    never wrap, so a frame that was overwritten is recognised. If many were, before the transitions
+    that show them, these transitions are not drawn.
 
     Args:
         capacity: transitions to hold.
         n_frames: frames to hold.
-        window: frames of a transition; it begins with the state and ends with the next state.
-        observation_shape: (stack, height, width) of the stacked observation.
+        window: frames of a transition; it begins with the state, of which the first frame is the
+            oldest, and ends with the next state.
+        observation_shape: of the stacked observation.
         device: where sampled batches go.
         seed: of the random samples.
     """
@@ -51,8 +55,8 @@ class ReplayRings(ABC):
         capacity: int,
         n_frames: int,
         window: int,
-        observation_shape: tuple[int, int, int],
-        device: torch.device | str,
+        observation_shape: Shape,
+        device: Device,
         seed: int,
     ) -> None:
         if capacity < 1:
@@ -97,9 +101,17 @@ class ReplayRings(ABC):
         states, next_states = stacks[:, : self._stack], stacks[:, -self._stack :]
         return Batch(states, actions, rewards, terminated, next_states)
 
-    @abstractmethod
     def _draw(self, count: int) -> np.ndarray:
         """The places of random transitions that have all their frames, int64 (count,)."""
+        indices = self._rng.integers(len(self), size=count)
+        oldest_frame = self._frames_written - len(self._frames)
+        lost = self._windows[indices, 0] < oldest_frame
+        if lost.any():
+            whole = np.flatnonzero(self._windows[: len(self), 0] >= oldest_frame)
+            if not len(whole):
+                raise ValueError("every transition has lost frames: the capacity is too small")
+            indices[lost] = self._rng.choice(whole, size=np.count_nonzero(lost))
+        return indices
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: everything, the frames without a copy."""
@@ -120,7 +132,7 @@ class ReplayRings(ABC):
 
     def _written(self) -> dict[str, np.ndarray]:
         """The written part of every array."""
-        n = min(self._transitions_written, self.capacity)
+        n = len(self)
         return {
             "frames": self._frames[: self._frames_written],
             "windows": self._windows[:n],
@@ -139,17 +151,11 @@ class ReplayBuffer(ReplayRings):
         capacity: transitions to hold. There is extra room for ``capacity // 16`` frames that
             begin an episode. If episodes are so short that this is not enough, the oldest
             transitions are dropped earlier.
-        observation_shape: (stack, height, width) of the stacked observation.
-        device: where sampled batches go.
-        seed: of the random samples.
+        observation_shape, device, seed: as of ``ReplayRings``.
     """
 
     def __init__(
-        self,
-        capacity: int,
-        observation_shape: tuple[int, int, int],
-        device: torch.device | str = "cpu",
-        seed: int = 0,
+        self, capacity: int, observation_shape: Shape, device: Device = "cpu", seed: int = 0
     ) -> None:
         window = observation_shape[0] + 1
         n_frames = capacity + capacity // 16 + window
@@ -177,17 +183,6 @@ class ReplayBuffer(ReplayRings):
         """Store several transitions."""
         for transition in transitions:
             self.append(transition)
-
-    def _draw(self, count: int) -> np.ndarray:
-        indices = self._rng.integers(len(self), size=count)
-        oldest_frame = self._frames_written - len(self._frames)
-        lost = self._windows[indices, 0] < oldest_frame
-        if lost.any():  # many short episodes: newer frames have replaced theirs
-            whole = np.flatnonzero(self._windows[: len(self), 0] >= oldest_frame)
-            if not len(whole):
-                raise ValueError("every transition has lost frames: the capacity is too small")
-            indices[lost] = self._rng.choice(whole, size=np.count_nonzero(lost))
-        return indices
 
     def state_dict(self) -> dict[str, Any]:
         """As ``ReplayRings.state_dict``."""

@@ -21,14 +21,13 @@ class Targets(NamedTuple):
 class Rollout:
     """Records a rollout of all environments; then computes its returns, and records the next one.
 
-    The finished rollout stays in its place until the next one is finished. So a compiled or
-    captured update finds it there.
+    The finished rollout stays in its place, where a compiled or captured update finds it.
 
     Args:
         length: steps of each environment in a rollout.
         states_shape: (environments, stack, height, width).
         gamma: discount per agent step.
-        trace: lambda of the returns.
+        q_lambda: lambda of the returns.
         device: holds everything.
     """
 
@@ -37,10 +36,10 @@ class Rollout:
         length: int,
         states_shape: tuple[int, ...],
         gamma: float,
-        trace: float,
+        q_lambda: float,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.gamma, self.trace = gamma, trace
+        self.gamma, self.q_lambda = gamma, q_lambda
         self._length, n = length, states_shape[0]
         self._states = torch.zeros((length, *states_shape), dtype=torch.uint8, device=device)
         self._actions = torch.zeros((length, n), dtype=torch.int64, device=device)
@@ -63,18 +62,13 @@ class Rollout:
         return len(self.past.actions)
 
     def state_values(self, states: torch.Tensor, values: torch.Tensor) -> None:
-        """Record the states of all environments, and the values of their greedy actions.
-
-        The states after the last step complete the rollout: its returns are computed.
-        """
+        """Record all states, and the values of their greedy actions; the last ones complete it."""
         self._values[self._step] = values
         if self._step == self._length:
-            returns = lambda_returns(
-                self._rewards, self._ended, self._values, self.gamma, self.trace
-            )
-            self.past.states.copy_(self._states.flatten(0, 1))
-            self.past.actions.copy_(self._actions.flatten())
-            self.past.returns.copy_(returns.flatten())
+            played = (self._rewards, self._ended, self._values)
+            returns = lambda_returns(*played, self.gamma, self.q_lambda)
+            for past, new in zip(self.past, (self._states, self._actions, returns), strict=True):
+                past.copy_(new.flatten(0, 1))
             torch.randperm(len(self), out=self._order)
             self.position.zero_()
             self._values[0] = values

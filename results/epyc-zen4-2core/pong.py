@@ -13,8 +13,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from lib.learning.dqn_model import NETWORKS
-from lib.running.checkpoints import read_checkpoint
-from lib.running.evaluation import SEED, load_agent, make_env
+from lib.training.checkpoints import read_checkpoint
+from lib.training.evaluation import SEED, load_agent, make_env
 
 WIDTH, HEIGHT, HEADER = 160, 210, 22  # pixels of the Atari's screen, and above it
 FPS = 15

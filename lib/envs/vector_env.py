@@ -1,0 +1,170 @@
+"""Vector environments: ALE's in C++, and our own emulator's, which has the same methods.
+
+``ale_py.AtariVectorEnv`` plays all games in C++ threads, without the interpreter's lock. A step has
+two halves: ``send`` hands over the actions and returns at once, ``recv`` waits for the frames. The
+games are played between the two.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from ale_py import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
+
+import pong_emulator
+from lib.envs.experience import Episode, Transition
+from lib.envs.preprocessing import Preprocessing
+
+
+class VectorStep(NamedTuple):
+    """The outcome of a step of all games; arrays of length n."""
+
+    rewards: np.ndarray  # float32, clipped to their sign
+    terminated: np.ndarray  # bool: no value follows; the game is over, or a life is lost
+    ended: np.ndarray  # bool: terminated or truncated; the state is already the next episode's
+    frames: np.ndarray  # uint8, (n, 1, height, width): the newest one; the old game's if it ended
+    episodes: list[Episode | None]  # the whole games that ended
+
+    @property
+    def points(self) -> tuple[int, int]:
+        """How many were won and lost."""
+        return int((self.rewards > 0).sum()), int((self.rewards < 0).sum())
+
+
+def ale_games(
+    env_id: str, num_envs: int, threads: int = 0, max_pool: bool = True
+) -> AtariVectorEnv:
+    """Games in ALE's C++ threads.
+
+    Args:
+        env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
+        num_envs: number of games.
+        threads: number of emulating threads; 0: one per core.
+        max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
+    """
+    return AtariVectorEnv(
+        gym.spec(env_id).kwargs["game"],
+        num_envs,
+        num_threads=threads,
+        stack_num=1,
+        maxpool=max_pool,
+        reward_clipping=False,  # episodes are reported unclipped
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    )
+
+
+def fast_games(env_id: str, num_envs: int, max_pool: bool, threads: int = 0) -> Any:
+    """Pong played by ``pong_emulator``, where Numba can compile it, and every other game by ALE.
+
+    Both play the same games, pixel for pixel. So players of both kinds can play together.
+
+    Args:
+        env_id, num_envs, max_pool, threads: as for ``ale_games``.
+    """
+    if env_id.startswith("Pong") and not pong_emulator.missing():
+        return pong_emulator.PongVectorEnv(
+            num_envs, threads=threads, stack=1, max_pool=max_pool, reward_clipping=False
+        )
+    return ale_games(env_id, num_envs, threads, max_pool)
+
+
+class StackedVectorEnv:
+    """Several games with the DeepMind preprocessing, and their stacked states.
+
+    Single frames are stacked here, as ``FrameStack`` does it: a new game begins with its first
+    frame repeated. When a game ends, the next one begins in the same step.
+
+    A lost life ends an episode, as with ``EpisodicLife``, and the game goes on: the agent presses
+    FIRE, if the game waits for it.
+
+    Args:
+        envs: the games, with one frame per observation: of ``ale_games`` or ``fast_games``.
+        preprocessing: how many frames make a state, what it shows of them, and its actions.
+        seed: game ``i`` gets ``seed + i``.
+    """
+
+    def __init__(self, envs: Any, preprocessing: Preprocessing, seed: int = 0) -> None:
+        self._envs, self._preprocessing, self._seed = envs, preprocessing, seed
+        self._actions = np.array(preprocessing.actions or range(int(envs.single_action_space.n)))
+        self.n_actions = len(self._actions)
+        frame = np.zeros(envs.single_observation_space.shape[-2:], np.uint8)
+        self.shape = (
+            envs.num_envs,
+            preprocessing.stack,
+            *preprocessing.seen(frame).shape,
+        )  # of the states
+        self._rewards = np.zeros(envs.num_envs)
+        self._steps = np.zeros(envs.num_envs, dtype=np.int64)
+
+    @cached_property
+    def states(self) -> np.ndarray:
+        """uint8, (n, stack, height, width). Games begin when they are wanted: all is compiled."""
+        frames, info = self._envs.reset(seed=self._seed)
+        self._lives = info.get("lives", np.zeros(len(frames), dtype=np.int64))
+        return np.repeat(self._preprocessing.seen(frames), self._preprocessing.stack, axis=1)
+
+    def send(self, actions: np.ndarray) -> None:
+        """Hand over actions: int64 (n,), indices into ``actions``; returns at once."""
+        _ = self.states  # the games begin now, if nobody has looked at them
+        self._envs.send(self._actions[actions])
+
+    def recv(self) -> VectorStep:
+        """Wait for all games; afterwards ``states`` is a new array with the new states."""
+        frames, rewards, terminated, truncated, info = self._envs.recv()
+        ended = terminated | truncated
+        self._rewards += rewards
+        self._steps += 1
+        frames = self._preprocessing.seen(frames)
+        self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
+        episodes: list[Episode | None] = [None] * len(frames)
+        if ended.any():
+            last = self._preprocessing.seen(info["final_obs"])
+            frames = np.where(ended[:, None, None, None], last, frames)
+        for i in np.flatnonzero(ended):
+            self.states[i] = self.states[i, -1]  # the first frame of the next game
+            episodes[i] = Episode(float(self._rewards[i]), int(self._steps[i]))
+            self._rewards[i] = self._steps[i] = 0
+        lives = info.get("lives", self._lives)
+        life_lost = (lives > 0) & (lives < self._lives) & ~ended  # at 0 the game reports its end
+        self._lives = lives
+        self.states[life_lost] = self.states[life_lost, -1:]
+        clipped = np.sign(rewards).astype(np.float32)
+        return VectorStep(clipped, terminated | life_lost, ended | life_lost, frames, episodes)
+
+
+class VectorExperienceSource:
+    """Steps a vector environment forever; it plays while the network learns.
+
+    Iterating yields lists of one transition per game. They are from the step before: the emulator
+    already has the next actions. ``agent`` maps uint8 states (n, stack, height, width) to actions,
+    int64 (n,).
+    """
+
+    def __init__(self, envs: StackedVectorEnv, agent: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.envs, self.agent = envs, agent
+
+    def __iter__(self) -> Iterator[list[Transition]]:
+        transitions: list[Transition] = []
+        begins = np.ones(len(self.envs.states), dtype=bool)
+        while True:
+            states = self.envs.states
+            actions = self.agent(states)
+            self.envs.send(actions)
+            yield transitions
+            step = self.envs.recv()
+            transitions = [
+                Transition(
+                    env=i,
+                    action=int(actions[i]),
+                    reward=float(step.rewards[i]),
+                    terminated=bool(step.terminated[i]),
+                    frame=step.frames[i],
+                    first_frame=states[i, -1:] if begins[i] else None,
+                    episode=step.episodes[i],
+                )
+                for i in range(len(states))
+            ]
+            begins = step.ended

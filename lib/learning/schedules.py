@@ -1,0 +1,83 @@
+"""Numbers that change during training: by frame, or as the agent wins more points."""
+
+from collections.abc import Callable
+from typing import Any
+
+Schedule = Callable[[int], float]  # frame -> value
+
+
+class LinearSchedule:
+    """A number that changes linearly over the first frames, then stays at its final value.
+
+    Source: Mnih et al., Nature 518 (2015), methods, for epsilon.
+    """
+
+    def __init__(self, start: float, final: float, frames: int) -> None:
+        self.start, self.final, self.frames = start, final, frames
+
+    def __call__(self, frame: int) -> float:
+        """The value at this frame."""
+        progress = min(frame / self.frames, 1.0)
+        return self.start + progress * (self.final - self.start)
+
+
+class Progress:
+    """How well the agent plays: the share of its last points that it won, smoothed; 0 to 1.
+
+    Known much sooner than the smoothed reward: a game has 21 points and more. It is smoothed
+    exponentially, over so many ``points``.
+    """
+
+    def __init__(self, points: int = 1_000) -> None:
+        self.points, self.share = points, 0.0
+
+    def add(self, won: int, lost: int) -> None:
+        """Count points."""
+        if won + lost:
+            kept = (1 - 1 / self.points) ** (won + lost)
+            self.share = kept * self.share + (1 - kept) * won / (won + lost)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"share": self.share}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from where ``state_dict`` was taken."""
+        self.share = state["share"]
+
+
+class ProgressSchedule:
+    """A number that falls to its final value, geometrically, as the share of points won grows.
+
+    A schedule by frames suits one seed and starves another, which learns to score later.
+
+    Args:
+        start: the value until the agent wins the share ``begin``.
+        final: the value from the share ``end`` on; more than 0, as it is reached by factors.
+        progress: of the agent.
+        begin: 0.3 of the points: games end 9:21.
+        end: 0.9 of the points: games end 21:2.
+    """
+
+    def __init__(
+        self, start: float, final: float, progress: Progress, begin: float = 0.3, end: float = 0.9
+    ) -> None:
+        self.start, self.final, self.progress = start, final, progress
+        self.begin, self.end = begin, end
+
+    def __call__(self, frame: int = 0) -> float:
+        """The value now, whatever the frame."""
+        fallen = (self.progress.share - self.begin) / (self.end - self.begin)
+        fallen = min(max(fallen, 0.0), 1.0)
+        return self.start ** (1 - fallen) * self.final**fallen
+
+
+class Maximum:
+    """The highest of several schedules."""
+
+    def __init__(self, *schedules: Schedule) -> None:
+        self.schedules = schedules
+
+    def __call__(self, frame: int) -> float:
+        """The value at this frame."""
+        return max(schedule(frame) for schedule in self.schedules)

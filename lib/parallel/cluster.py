@@ -1,0 +1,196 @@
+"""Players as actors of Ray, on this machine or on many.
+
+Ray places the players, restarts dead ones where there is room, and moves messages and weights
+between machines. Here it is started so that nobody else gets in; then the learner waits for
+messages, and continues with the other players while one is lost.
+"""
+
+import os
+import secrets
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+from typing import Any, Self
+
+import numpy as np
+from ignite.engine import Engine, Events, State
+from torch import nn
+
+import lib
+from lib.learning.replay_buffer import Batch
+from lib.parallel.message_buffer import MessageReplayBuffer
+from lib.parallel.n_step import Transitions
+from lib.parallel.worker import ClusterOptions, VersionedWeights
+from lib.training.events import announce
+from lib.training.run import Failure, Run
+
+AHEAD = 2  # pending calls per player: it plays the next one while the last is on its way
+LOG_EVERY = 100  # updates
+ANSWER_SECONDS = 5.0  # for a cluster to answer
+START_SECONDS = 120.0  # for the first frames, if the time limit is shorter
+WAIT_SECONDS = 1.0  # between checks whether the learner was asked to stop
+
+
+class Players:
+    """The players, and their transitions, while the ``with`` lasts.
+
+    Iterating yields lists of transitions that have arrived. After a second without any it yields an
+    empty list, so that the caller can stop. If a player dies, one line says so.
+
+    Args:
+        player: a class. Each actor creates one object from its number and ``args``; the method
+            ``play`` takes ``VersionedWeights`` and returns ``Transitions``.
+        options: say how many players, on which cluster, and how long to wait for them.
+        args: passed to ``player``.
+    """
+
+    def __init__(self, player: type, options: ClusterOptions, *args: Any) -> None:
+        self._player, self._options, self._args = player, options, args
+        self._calls: dict[Any, int] = {}  # -> player
+        self._lost: set[int] = set()  # players that are lost now
+        self._weights: Any = None
+        self._end = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Join the cluster, or start Ray here, and start the players.
+
+        Raises:
+            Failure: there is no such cluster, or Ray does not start.
+        """
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        address, count = self._options.address, self._options.players
+        settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if not address:
+            # 127.0.0.1 alone, which is what this variable does everywhere; and a token for this run
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+            os.environ["RAY_AUTH_MODE"] = "token"
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+            settings |= {"num_cpus": count, "include_dashboard": False}
+            # Ray opens its folder to everybody, so it gets one inside of ours. Paths of its sockets
+            # must be short.
+            parent = "/tmp" if os.name == "posix" else None
+            folder = tempfile.TemporaryDirectory("", "ray-", parent, ignore_cleanup_errors=True)
+            place = os.path.join(self._end.enter_context(folder), "r")
+            settings |= {"_node_ip_address": "127.0.0.1", "_temp_dir": place}
+        else:  # nodes need no copy of this repository, only its requirements
+            root = Path(lib.__file__).parent.parent
+            code = {"py_modules": [str(root / name) for name in ("lib", "pong_emulator")]}
+            settings["runtime_env"] = code | {"excludes": ["__pycache__"]}
+        import ray
+        from ray._private import worker
+
+        self._ray = ray
+        # For a lost node Ray prints pages of its log, and has no switch for that; we say a line.
+        worker.print_to_stdstream = lambda *_, **__: None
+        on_sigterm = signal.getsignal(signal.SIGTERM)
+        self._end.callback(ray.shutdown)
+        try:
+            if address:  # Ray itself would try for minutes
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+            ray.init(address or "local", **settings)
+        except (OSError, RuntimeError, ValueError) as error:
+            self._end.close()
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise Failure(f"Ray, {address or 'on this machine'}: {reason}") from None
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray replaces ours
+        # Ray restarts players, but does not repeat their calls: nobody waits for lost transitions.
+        actor = ray.remote(self._player).options(
+            num_cpus=1, max_restarts=-1, scheduling_strategy="SPREAD"
+        )
+        self._actors = [actor.remote(number, *self._args) for number in range(count)]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._end.close()
+
+    def broadcast(self, net: nn.Module, state: State) -> None:
+        """Give these weights to the next calls: one object of Ray's, fetched once per node."""
+        arrays = {name: w.detach().cpu().numpy() for name, w in net.state_dict().items()}
+        self._weights = self._ray.put(VersionedWeights(state.iteration, state.frames, arrays))
+
+    def __iter__(self) -> Iterator[list[Transitions]]:
+        for number in [*range(self._options.players)] * AHEAD:
+            self._ask(number)
+        timeout = self._options.player_timeout
+        deadline = monotonic() + max(timeout, START_SECONDS)
+        while True:
+            ready, _ = self._ray.wait(list(self._calls), timeout=WAIT_SECONDS)
+            if ready:  # take everything that has arrived
+                everything = list(self._calls)
+                ready, _ = self._ray.wait(everything, num_returns=len(everything), timeout=0)
+            arrived = [new for new in map(self._take, ready) if new]
+            if arrived:
+                deadline = monotonic() + timeout
+            elif monotonic() > deadline:
+                raise Failure(f"no player sent anything for {timeout:g} seconds")
+            yield arrived
+
+    def _ask(self, number: int) -> None:
+        self._calls[self._actors[number].play.remote(self._weights)] = number
+
+    def _take(self, call: Any) -> Transitions | None:
+        """Take the result of a call, and make the player's next one; None if the player is lost."""
+        number = self._calls.pop(call)
+        self._ask(number)
+        transitions: Transitions | None = None
+        try:
+            transitions = self._ray.get(call)
+        except (self._ray.exceptions.RayTaskError, self._ray.exceptions.ActorDiedError) as error:
+            cause = str(error).strip().split("\n")[-1]  # its own error, which would come again
+            raise Failure(f"player {number} failed: {cause}") from None
+        except self._ray.exceptions.RayError:  # its process, its node, or the network in between
+            pass
+        if (number in self._lost) == (transitions is not None):  # this is new
+            self._lost ^= {number}
+            told, count = "lost" if number in self._lost else "back", self._options.players
+            left = f"{count - len(self._lost)} of {count} play"
+            print(f"player {number} is {told}, {left}", flush=True)
+        return transitions
+
+
+def learn_from(
+    players: Players, buffer: MessageReplayBuffer, epsilons: np.ndarray, engine: Engine, run: Run
+) -> Iterator[Batch]:
+    """The engine's batches: store what players send, and sample in proportion to it.
+
+    A message's updates follow it before the next message is counted. Curves show the age of the
+    weights that played the newest transitions.
+
+    Args:
+        players: send transitions.
+        buffer: stores them.
+        epsilons: float, (players, games of each). avg_reward counts only games with at most
+            ``epsilon_final``, the final epsilon of other rungs.
+        engine: is told of frames and episodes as they arrive.
+        run: has the settings, among them ``frames_per_update`` and ``batch_size``.
+    """
+    options, state = run.hp, engine.state
+    known = epsilons <= max(options.epsilon_final, epsilons.min())
+    run.tensorboard.attach_output_handler(
+        engine,
+        Events.ITERATION_COMPLETED(every=LOG_EVERY),
+        tag="players",
+        output_transform=lambda _: {"weights_age": state.weights_age},
+    )
+    due = 0.0
+    for arrived in players:
+        for new in arrived:
+            buffer.extend(new)
+            counted = np.flatnonzero(known[new.player])
+            episodes = [step[game] for step in new.episodes for game in counted]
+            state.weights_age = state.iteration - new.version  # in updates
+            announce(engine, new.played, episodes)
+            if engine.should_terminate:
+                return
+            if buffer.added >= options.replay_initial:
+                due += new.played / options.frames_per_update
+            while due >= 1:
+                due -= 1
+                yield buffer.sample(options.batch_size)
+        if run.signal is not None:  # also if nothing arrives
+            return

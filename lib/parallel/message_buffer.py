@@ -1,0 +1,48 @@
+"""A replay buffer that takes in whole messages of transitions.
+
+One learner takes in the experience of hundreds of players. So nothing here works frame by frame:
+the arrays of a message are copied into rings as they are.
+"""
+
+import numpy as np
+
+from lib.devices import Device
+from lib.learning.replay_buffer import ReplayRings, Shape
+from lib.parallel.n_step import Transitions
+
+
+class MessageReplayBuffer(ReplayRings):
+    """The newest transitions of any number of players, sampled uniformly.
+
+    Args:
+        capacity: transitions to hold. There is extra room for ``capacity // 4`` frames, because a
+            message repeats the last frames of the message before. If messages are so short that
+            this is not enough, the oldest transitions are dropped earlier.
+        observation_shape, device, seed: as of ``ReplayRings``.
+    """
+
+    def __init__(
+        self, capacity: int, observation_shape: Shape, device: Device = "cpu", seed: int = 0
+    ) -> None:
+        n_frames, window = capacity + capacity // 4, 2 * observation_shape[0]
+        super().__init__(capacity, n_frames, window, observation_shape, device, seed)
+
+    def extend(self, new: Transitions) -> None:
+        """Store the transitions of a message.
+
+        Raises:
+            ValueError: if the message is larger than the buffer.
+        """
+        frames, count = new.frames, len(new.actions)
+        if len(frames) > len(self._frames) or count > self.capacity:
+            raise ValueError(f"{count} transitions do not fit into a buffer of {self.capacity}")
+        places = (self._transitions_written + np.arange(count)) % self.capacity
+        # The numbers of a message are int32, which is too short for those of the buffer.
+        self._windows[places] = np.add(new.windows, self._frames_written, dtype=np.int64)
+        self._actions[places] = new.actions
+        self._rewards[places] = new.rewards
+        self._terminated[places] = new.terminated
+        self._transitions_written += count
+        slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
+        self._frames[slots] = frames
+        self._frames_written += len(frames)

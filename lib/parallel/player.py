@@ -1,0 +1,260 @@
+"""A player in a process of its own, and the bounded queue between it and the trainer.
+
+The queue is one pipe in each direction. The player sends transitions. The trainer answers with the
+number of transitions it has taken, and a player that is ``bound`` ahead waits for this answer.
+
+If one side dies, the other reads the end of the pipe at once, even in the middle of a message, and
+nothing is left in the system. A ``multiprocessing.Queue`` could hang: a dead process may still hold
+its lock.
+"""
+
+import copy
+import gc
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Self
+
+import torch
+from torch import multiprocessing, nn
+
+from lib.devices import first_line
+from lib.envs.experience import Transition
+from lib.gpu_checks import leave_out
+from lib.training.machine import prepare_torch
+from lib.training.options import PlayerOptions
+from lib.training.run import Failure, describe_error
+from lib.transfer import Download, is_asynchronous
+
+WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop
+EXIT_SECONDS = 10.0  # for a player to end by itself, which is slow on a GPU or a busy machine
+START_SECONDS = 120.0  # to start, and for its first transition, if the time limit is shorter
+
+
+class ExperienceQueue:
+    """The player's end of the queue: ``bound`` transitions may be on their way to the trainer."""
+
+    def __init__(self, pipe: Connection, bound: int) -> None:
+        self._pipe, self._free = pipe, bound
+
+    def put(self, transition: Transition) -> None:
+        """Send a transition; wait while the queue is full.
+
+        Raises:
+            EOFError, BrokenPipeError, ConnectionResetError: if the trainer is gone.
+        """
+        while self._free == 0 or self._pipe.poll():
+            self._free += self._pipe.recv()
+        self._pipe.send(transition)
+        self._free -= 1
+
+
+class Player:
+    """The trainer's end: starts the process, and iterates over what it played.
+
+    Iterating yields lists of the transitions that have arrived. After a second without any it
+    yields an empty list, so that the caller can stop. If the player is lost, there are no more: the
+    run ends as always, with its checkpoint, and leaving the ``with`` block raises ``Failure``.
+
+    Networks share their weights with the player: in shared memory on the CPU, through CUDA IPC on
+    the GPU. If the system refuses that, as WSL2 does, the player acts on the CPU. There it gets a
+    ``CopyOnCpu`` of a network on the GPU.
+
+    Args:
+        play: a module-level function (the process is started with ``spawn``), called in the player
+            with the queue and ``args``. Its exceptions become the trainer's ``Failure``.
+        args: passed to ``play``.
+        bound: how many transitions the player may be ahead.
+        seed: of the player's process.
+        timeout: seconds without a transition after which the player counts as lost.
+        device: where the player acts.
+    """
+
+    def __init__(
+        self,
+        play: Callable[..., None],
+        args: tuple[Any, ...],
+        bound: int,
+        seed: int = 0,
+        timeout: float = 60.0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.bound, self.timeout = bound, timeout
+        self._play, self._args, self._seed = play, args, seed
+        self._on_gpu = torch.device(device).type != "cpu"
+        self._copies: list[CopyOnCpu] = []
+        self._lost: Failure | None = None
+
+    def __enter__(self) -> Self:
+        args = self._args
+        if any(map(_is_on_gpu, args)):
+            if self._on_gpu:
+                try:
+                    self._start(args)
+                    return self
+                except (RuntimeError, Failure) as error:
+                    leave_out("the player on the GPU, it acts on the CPU", first_line(error))
+            args = tuple(map(self._for_cpu, args))
+        self._start(args)
+        return self
+
+    def _for_cpu(self, arg: Any) -> Any:
+        """The argument for a player that acts on the CPU, of a trainer on the GPU."""
+        if isinstance(arg, PlayerOptions):
+            return replace(arg, play_device="cpu")
+        if not _is_on_gpu(arg):
+            return arg
+        self._copies.append(CopyOnCpu(arg))
+        return self._copies[-1].network
+
+    def _start(self, args: tuple[Any, ...]) -> None:
+        """Start the process, and wait until it has its arguments."""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=_run_player,
+            args=(theirs, self.bound, self._seed, self._play, Packed(args)),
+            name="player",
+            daemon=True,  # never outlives the trainer
+        )
+        try:
+            with signals_blocked():
+                self.process.start()
+            theirs.close()  # now the player alone holds this end, so its death ends the pipe
+            if not self._received(max(self.timeout, START_SECONDS)):
+                raise Failure("the player did not start")
+        except BaseException:
+            self._end(patience=0)
+            raise
+
+    def _received(self, seconds: float) -> Any:
+        """The next message; None if none arrives within so many seconds."""
+        try:
+            message = self._pipe.recv() if self._pipe.poll(seconds) else None
+        except (EOFError, OSError):  # between messages, or within one
+            self.process.join(EXIT_SECONDS)
+            code = self.process.exitcode
+            end = f"ended with exit code {code}"
+            if code is not None and code < 0:
+                end = f"was killed by {signal.Signals(-code).name}"
+            raise Failure(f"the player {end}") from None
+        if isinstance(message, str):
+            raise Failure(f"the player failed: {message}")
+        return message
+
+    def _end(self, patience: float) -> None:
+        self._pipe.close()  # the player notices this and ends
+        if self.process.pid is not None:
+            self.process.join(patience)
+            self.process.kill()
+            self.process.join()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._end(EXIT_SECONDS)
+        if self._lost and not error:
+            raise self._lost
+
+    def __iter__(self) -> Iterator[list[Transition]]:
+        deadline = time.monotonic() + max(self.timeout, START_SECONDS)
+        while not self._lost:
+            taken: list[Transition] = []
+            try:
+                while len(taken) < self.bound and (
+                    transition := self._received(0 if taken else WAIT_SECONDS)
+                ):
+                    taken.append(transition)
+                if not taken and time.monotonic() > deadline:
+                    self.process.kill()  # it would not notice a closed pipe
+                    raise Failure(f"the player sent nothing for {self.timeout:g} seconds")
+            except Failure as failure:
+                self._lost = failure
+            if taken:
+                deadline = time.monotonic() + self.timeout
+                for copied in self._copies:
+                    copied.refresh()
+                with suppress(OSError):  # if the player has ended, the next message says so
+                    self._pipe.send(len(taken))
+            yield taken
+
+
+class CopyOnCpu:
+    """A copy of a network on the GPU in the CPU's shared memory, refreshed without waiting."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = copy.deepcopy(network).cpu().share_memory()
+        self._sources = list(network.parameters())
+        self._arriving: Download | None = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Put the weights of the last refresh into the copy, and request the newest ones."""
+        if self._arriving:
+            numbers = torch.from_numpy(self._arriving.read())
+            parts = numbers.split([source.numel() for source in self._sources])
+            for weight, part in zip(self.network.parameters(), parts, strict=True):
+                weight.copy_(part.view(weight.shape))
+        self._arriving = Download(torch.cat([source.flatten() for source in self._sources]))
+
+
+def _is_on_gpu(arg: Any) -> bool:
+    return isinstance(arg, nn.Module) and any(
+        is_asynchronous(weight.device) for weight in arg.parameters()
+    )
+
+
+class Packed:
+    """Arrives in a process as bytes, which it unpacks itself, so that an error is one line."""
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        self.args = args
+
+    def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
+        return bytes, (bytes(ForkingPickler.dumps(self.args)),)
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Processes that start within never see what ends a run: Ctrl-C, SIGTERM and SIGHUP.
+
+    They reach all processes of a terminal or of a job, and the trainer decides. In this process
+    they arrive afterwards.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    resource_tracker.ensure_running()  # it unblocks two of them, so it comes first
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _run_player(
+    pipe: Connection, bound: int, seed: int, play: Callable[..., None], packed: bytes
+) -> None:
+    """The main function of the player's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows, where nothing is blocked
+    prepare_torch(seed)
+    torch.set_num_threads(1)  # one state at a time needs no more; the trainer needs the cores
+    exit_code = 0
+    try:
+        args = ForkingPickler.loads(packed)
+        pipe.send(True)
+        play(ExperienceQueue(pipe, bound), *args)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the trainer has ended
+    except Exception as error:
+        exit_code = 1
+        with suppress(OSError):
+            pipe.send(describe_error(error))
+    args = ()
+    gc.collect()  # releases memory of the trainer's GPU
+    sys.exit(exit_code)

@@ -1,0 +1,89 @@
+"""What players on a cluster need besides their games: settings, weights, epsilons.
+
+A player that replaces a dead one should start soon. So this module is separate from
+``lib.parallel.cluster``: with the learner's imports, its process takes twice as long to start.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from time import time_ns
+
+import numpy as np
+import torch
+from torch import nn
+
+from lib.envs.vector_env import StackedVectorEnv, fast_games
+from lib.training.options import ReplayOptions, of_playing, of_wrappers
+
+
+@dataclass(frozen=True)
+class ClusterOptions(ReplayOptions):
+    """Settings of rungs whose players are Ray actors; another cluster may resume a run."""
+
+    address: str = of_playing(
+        "", "host:port of the Ray cluster to join (default: start Ray here)", free=True
+    )
+    players: int = of_playing(1, "number of players (Ray actors)", 1, 10_000, free=True)
+    envs: int = of_playing(8, "environments of each player, stepped together", 1, 256)
+    message_steps: int = of_playing(32, "steps of each game per message to the learner", 10, 1_000)
+    max_pool: bool = of_wrappers(False, "frame skip takes the maximum of the last two frames")
+    stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
+    sync_updates: int = of_playing(50, "updates between broadcasts of the weights", 1)
+    player_timeout: float = of_playing(
+        60.0, "fail after so many seconds without a frame", 1, 10**6, free=True
+    )
+
+    @property
+    def samples(self) -> int:
+        """As ``CommonOptions.samples``; it does not depend on how many games there are."""
+        return self.batch_size
+
+    def why_invalid(self) -> str | None:
+        """As ``ReplayOptions.why_invalid``."""
+        if message := super().why_invalid():
+            return message
+        host, _, port = self.address.rpartition(":")
+        if self.address and not (host and port.isdecimal()):
+            return f"--address: {self.address} is not host:port"
+        if find_spec("ray") is None:
+            return "Ray is not installed: pip install -r requirements-cluster.txt"
+        return None
+
+    def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
+        """Some games, in one thread."""
+        games = fast_games(self.env, count, self.max_pool, threads=1)  # a core for each player
+        return StackedVectorEnv(games, self.preprocessing, seed)
+
+
+@dataclass
+class VersionedWeights:
+    """The weights that players act with."""
+
+    version: int  # number of updates that made them
+    frames: int  # frames played by all players until then
+    arrays: dict[str, np.ndarray]  # of the network
+
+    def load_into(self, net: nn.Module) -> None:
+        """Copy the weights into a network."""
+        net.load_state_dict({name: torch.tensor(array) for name, array in self.arrays.items()})
+
+
+def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
+    """Epsilon of each game, from 0.4 down to 0.0007, float, (players, games).
+
+    Every player has high and low ones. A single game has ``final``. Source: Horgan et al.,
+    arXiv:1803.00933, section 4.1.
+    """
+    count = players * games
+    if count == 1:
+        return np.full((1, 1), final)
+    return (0.4 ** (1 + 7 * np.arange(count) / (count - 1))).reshape(games, players).T
+
+
+def player_seed(seed: int, number: int) -> int:
+    """The seed of a player's games and actions; a restarted player gets another one."""
+    import ray
+
+    replaces = ray.get_runtime_context().was_current_actor_reconstructed
+    parts = (seed, number, time_ns() if replaces else 0)
+    return int(np.random.default_rng(parts).integers(2**31 - 1_000))

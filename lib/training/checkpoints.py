@@ -1,0 +1,256 @@
+"""Checkpoints of a run: RUN_DIR/checkpoints/ has latest.pt, previous.pt, best.pt and solved.pt.
+
+A checkpoint holds what was learned, where the run stands, its settings, and how long its event
+files were. A resumed run cuts the files to that length. So everything between the checkpoint and
+the end of the first run is logged once, by the resumed run.
+
+A file gets its name when its content is on the disk, so a whole one is there at any time. The
+latest one becomes ``previous.pt`` then, which takes its place if it is damaged.
+"""
+
+import copy
+import math
+import os
+import pickle
+import shutil
+import sys
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from ignite.engine import Engine, Events
+
+if TYPE_CHECKING:
+    from lib.training.run import Run
+
+FOLDER = "checkpoints"
+KINDS = ("solved", "best", "latest", "previous")  # play.py takes the first kind that exists
+SETTINGS = "settings"  # the key of the script and the hyperparameters
+EVENT_FILES = "events.out.tfevents.[1-9]*"  # those of curves, see ``lib.training.hparams``
+# These belong together: an empty buffer cannot take a game from its middle on.
+REPLAY = ("buffer", "experience")
+COUNTERS = ("iteration", "frames", "episodes", "avg_reward", "reached", "update_due")
+
+
+class CheckpointError(Exception):
+    """There is no checkpoint, or it cannot be used; the message says why in one line."""
+
+
+def find_checkpoint(path: Path, *kinds: str) -> Path:
+    """A checkpoint, or the first of these ``KINDS`` in a run folder.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    for file in (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds)):
+        if file.is_file():
+            return file
+    raise CheckpointError(f"{path} has no checkpoint in a folder {FOLDER}")
+
+
+def read_latest(folder: Path) -> tuple[Path, dict[str, Any], str | None]:
+    """The file of the newest whole checkpoint, its content, and a line if a newer one is damaged.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    damage = None
+    for file in (find_checkpoint(folder, "latest", "previous"), folder / FOLDER / "previous.pt"):
+        try:
+            checkpoint = read_checkpoint(file)
+        except CheckpointError as error:
+            damage = damage or error
+        else:
+            return file, checkpoint, f"{damage}; {file.name} takes its place" if damage else None
+    assert damage is not None
+    raise damage
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Load a checkpoint of this project; large tensors stay in the file until they are used.
+
+    Raises:
+        CheckpointError: if the file is damaged, or not a checkpoint of this project.
+    """
+    mapped = sys.platform != "win32"  # which cannot replace mapped files
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if part := archive.testzip():  # it compares checksums; torch does not
+                raise zipfile.BadZipFile(f"the checksum of {part} is wrong")
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except (
+        *(OSError, RuntimeError, EOFError, KeyError, ValueError),
+        *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
+    ) as error:
+        reason = str(error).strip().split("\n")[0].split(". ")[0][:120] or type(error).__name__
+        raise CheckpointError(f"{path} is damaged, or not a checkpoint: {reason}") from None
+    if not isinstance(checkpoint, dict) or SETTINGS not in checkpoint:
+        raise CheckpointError(f"{path} is not a checkpoint of this project")
+    return checkpoint
+
+
+def write_checkpoint(file: Path, contents: Mapping[str, Any]) -> None:
+    """Write a checkpoint; until it is on the disk, the one that it replaces stays there.
+
+    Raises:
+        OSError: it cannot be written; nothing was replaced.
+    """
+    file.parent.mkdir(exist_ok=True)
+    written = file.with_suffix(".tmp")
+    try:
+        with written.open("wb") as stream:
+            torch.save(contents, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except BaseException as error:
+        written.unlink(missing_ok=True)  # a full disk needs the room
+        cause = error.__context__  # torch's writer raises RuntimeError over what its stream raised
+        if isinstance(error, RuntimeError) and isinstance(cause, (OSError, KeyboardInterrupt)):
+            raise cause from None
+        raise
+    if file.name == "latest.pt" and file.exists():
+        file.replace(file.with_name("previous.pt"))
+    written.replace(file)
+
+
+def save_checkpoints(
+    engine: Engine, run: "Run", saved: dict[str, Any], figures: dict[str, Any]
+) -> None:
+    """Save every ``--checkpoint-every`` updates and at the end; resume from ``run.checkpoint``.
+
+    The replay buffer is in the last two alone: to play with an agent takes no buffer.
+
+    Args:
+        engine: is saved at the end of an update.
+        run: has the settings, and the checkpoint to resume from.
+        saved: what a rung saves; each has ``state_dict`` and ``load_state_dict``.
+        figures: the same, for what ignite resets when the engine starts.
+    """
+    options, folder, state = run.hp, run.folder / FOLDER, engine.state
+    figures = {"progress": RunProgress(engine, run), **figures}
+    best = -math.inf
+    if run.checkpoint:
+        best = reward_of(folder / "best.pt")
+        load_checkpoint(engine, run, saved, figures)
+
+    def save() -> None:
+        nonlocal best
+        kept = {name: saved[name] for name in REPLAY if name in saved and options.checkpoint_replay}
+        replay = {name: part.state_dict() for name, part in kept.items()}
+        parts = {name: part for name, part in (saved | figures).items() if name not in REPLAY}
+        agent = {name: part.state_dict() for name, part in parts.items()}
+        agent[SETTINGS] = describe_settings(run, saved.get("net"))
+        try:
+            if state.iteration and state.episodes and state.avg_reward > best:
+                write_checkpoint(folder / "best.pt", agent)
+                best = state.avg_reward
+            if state.solved:
+                write_checkpoint(folder / "solved.pt", agent)
+            write_checkpoint(folder / "latest.pt", agent | replay)
+        except OSError as error:
+            free = shutil.disk_usage(run.folder).free // 2**20
+            raise OSError(
+                f"no checkpoint could be written to {folder}, with {free:,} MB free: {error}"
+            ) from None
+
+    if every := options.checkpoint_every:
+        engine.add_event_handler(Events.ITERATION_COMPLETED(every=every) | Events.COMPLETED, save)
+
+
+def load_checkpoint(
+    engine: Engine, run: "Run", saved: dict[str, Any], figures: dict[str, Any]
+) -> None:
+    """Resume from ``run.checkpoint``; only when all is loaded, the event files are cut."""
+    checkpoint = run.checkpoint
+    assert checkpoint is not None
+    if missing := saved.keys() - checkpoint.keys() - set(REPLAY):
+        raise CheckpointError(
+            f"the checkpoint has no {', '.join(sorted(missing))}: an earlier version saved it, so "
+            "resume it with that version"
+        )
+
+    def load(name: str, part: Any) -> None:
+        # Adam and others keep the tensors that they are given, which would keep the whole file.
+        kept = checkpoint.pop(name)
+        part.load_state_dict(kept if name in REPLAY else copy.deepcopy(kept))
+
+    for name, part in saved.items():
+        if name in checkpoint:
+            load(name, part)
+
+    @engine.on(Events.STARTED)
+    def resume() -> None:
+        lengths = checkpoint["progress"]["events"]
+        for name, figure in figures.items():
+            load(name, figure)
+        checkpoint["file"].replace(run.folder / FOLDER / "latest.pt")  # where that is damaged
+        cut_events(run.folder, lengths)
+        run.write_settings()
+        run.checkpoint = None
+
+
+def cut_events(folder: Path, lengths: Mapping[str, int]) -> None:
+    """Cut event files to these lengths; 0: delete the file."""
+    for name, length in lengths.items():
+        file = folder / name
+        if not length:
+            file.unlink()
+        elif file.stat().st_size > length:  # a shorter one would be filled with zeros
+            os.truncate(file, length)
+
+
+def reward_of(file: Path) -> float:
+    """The avg_reward of a checkpoint; less than any other if it is damaged, or not there."""
+    try:
+        return read_checkpoint(file)["progress"]["avg_reward"]
+    except CheckpointError:
+        return -math.inf
+
+
+def describe_settings(run: "Run", net: Any) -> dict[str, Any]:
+    """What a resumed run must agree with, and what ``lib.training.evaluation`` needs to play."""
+    settings, preprocessing = asdict(run.hp), asdict(run.hp.preprocessing)
+    kept = {"script": run.script, "hyperparameters": settings, "preprocessing": preprocessing}
+    network = getattr(net, "network", net)  # of MixedWeights
+    if network is not None:
+        kept["network"] = {"class": type(network).__name__, "arguments": network.arguments}
+    return kept
+
+
+class RunProgress:
+    """The progress of a run: the engine's counters, random states, and lengths of event files."""
+
+    def __init__(self, engine: Engine, run: "Run") -> None:
+        self.engine, self.run = engine, run
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps; the event files are on the disk then."""
+        self.run.tensorboard.writer.flush()
+        files = list(self.run.folder.glob(EVENT_FILES))
+        for file in files:  # a checkpoint must not outlive the points that it counts
+            with file.open("rb+") as events:
+                os.fsync(events.fileno())
+        gpu = self._gpu()
+        return {
+            **{name: getattr(self.engine.state, name) for name in COUNTERS},
+            "random": torch.get_rng_state(),
+            "device_random": gpu.get_rng_state() if gpu else None,  # for what is drawn there
+            "events": {file.name: file.stat().st_size for file in files},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set counters and random states."""
+        for name in COUNTERS:
+            setattr(self.engine.state, name, state[name])
+        torch.set_rng_state(state["random"])
+        if (gpu := self._gpu()) and state["device_random"] is not None:
+            gpu.set_rng_state(state["device_random"])
+
+    def _gpu(self) -> Any:
+        """The module of the GPU that has random numbers of its own; None on the CPU."""
+        device = self.run.device
+        return None if device.type == "cpu" else torch.get_device_module(device)

@@ -1,0 +1,219 @@
+"""A trained network plays whole games: the trial before training ends, and the games after it.
+
+They are played at once, in a vector environment. ``play.py`` plays one game after the other in a
+single environment, with every kind of start, and with pictures.
+"""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.wrappers import TransformAction, TransformObservation
+from ignite.engine import Engine
+from tqdm import tqdm
+
+from lib.envs.atari_wrappers import check_env_id, make_atari, wrap_deepmind
+from lib.envs.experience import Episode
+from lib.envs.preprocessing import Preprocessing
+from lib.envs.vector_env import StackedVectorEnv, fast_games
+from lib.learning.agents import QFunction
+from lib.learning.dqn_model import DQN, NETWORKS
+from lib.training.checkpoints import SETTINGS, CheckpointError
+from lib.training.run import Run
+from lib.transfer import upload
+
+EPISODES = 30
+EPSILON = 0.01
+GAMES = f"games after up to {Preprocessing.noop_max} no-ops"
+SEED = 1_000_000  # of the first game; far from those of training
+TRIAL_SEED = 2_000_000  # of the first game of the first trial; far from those after training
+
+
+def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
+    """A single environment for evaluation; losing a life ends no episode. It gets ``kwargs``."""
+    env: gym.Env = wrap_deepmind(
+        make_atari(
+            preprocessing.env,
+            noop_max=preprocessing.noop_max,
+            max_pool=preprocessing.max_pool,
+            **kwargs,
+        ),
+        episodic_life=False,
+        fire_reset=preprocessing.fire_reset,
+        stack=preprocessing.stack,
+        resize=preprocessing.resize,
+    )
+    space, actions = env.observation_space, preprocessing.actions
+    assert isinstance(space, Box)
+    space = Box(preprocessing.seen(space.low), preprocessing.seen(space.high), dtype=np.uint8)
+    env = TransformObservation(env, preprocessing.seen, space)
+    if actions is None:
+        return env
+    return TransformAction(env, lambda action: actions[action], Discrete(len(actions)))
+
+
+def make_games(preprocessing: Preprocessing, count: int, seed: int) -> StackedVectorEnv:
+    """Games to play at once, with ALE's standard starts; game ``i`` gets ``seed + i``."""
+    return StackedVectorEnv(
+        fast_games(preprocessing.env, count, preprocessing.max_pool), preprocessing, seed
+    )
+
+
+def play_games(
+    games: StackedVectorEnv,
+    q_function: QFunction,
+    epsilon: float,
+    device: torch.device | str = "cpu",
+    seed: int = SEED,
+) -> Iterator[list[tuple[int, Episode]]]:
+    """Play every game to its end, all of them at once.
+
+    A game has random actions of its own. So if ``q_function`` gives a state the same values in
+    every batch, a game is the same whatever is played beside it.
+
+    Args:
+        games: from ``make_games``.
+        q_function: wants its states on ``device``.
+        epsilon: probability of a random action.
+        device: of ``q_function``.
+        seed: of random actions; game ``i`` gets ``seed + i``.
+
+    Yields:
+        After each step the games that ended with it, each with its number, from 0 on.
+    """
+    randoms = [np.random.default_rng((seed + i, 1)) for i in range(len(games.states))]
+    actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))
+    while len(playing):
+        (states,) = upload(torch.device(device), games.states[playing])
+        with torch.no_grad():
+            actions[playing] = q_function(states).argmax(1).cpu().numpy()
+        for i in playing:
+            chance, other = randoms[i].random(), randoms[i].integers(games.n_actions)
+            if chance < epsilon:
+                actions[i] = other
+        games.send(actions)
+        episodes = games.recv().episodes
+        ended = [(i, game) for i, game in enumerate(episodes) if game and i in playing]
+        playing = np.setdiff1d(playing, [i for i, _ in ended])
+        yield ended
+
+
+def play_game(env: gym.Env, q_function: QFunction, epsilon: float, seed: int) -> Episode:
+    """Play one game of ``make_env`` to its end on the CPU, as ``play_games`` plays a game."""
+    random = np.random.default_rng((seed, 1))
+    assert isinstance(env.action_space, Discrete)
+    state, _ = env.reset(seed=seed)
+    while True:
+        with torch.no_grad():
+            action = int(q_function(torch.from_numpy(state[None])).argmax())
+        chance, other = random.random(), int(random.integers(env.action_space.n))
+        state, _, terminated, truncated, info = env.step(other if chance < epsilon else action)
+        if terminated or truncated:
+            return Episode(float(info["episode"]["r"]), int(info["episode"]["l"]))
+
+
+def evaluate(q_function: QFunction, run: Run) -> list[float]:
+    """Play 30 games with epsilon 0.01; none if the run was interrupted.
+
+    TensorBoard gets ``evaluation/reward`` when all games have ended.
+
+    Returns:
+        The unclipped reward of each game.
+    """
+    if run.signal is not None:
+        print("no games after training: the run was interrupted", flush=True)
+        return []
+    rewards = [0.0] * EPISODES
+    games = make_games(run.hp.preprocessing, EPISODES, SEED)
+    with tqdm(total=EPISODES, desc=GAMES, leave=False, disable=None) as bar:
+        for step, ended in enumerate(play_games(games, q_function, EPSILON, run.device)):
+            if step % 100 == 0:  # all games end at about the same time
+                bar.set_postfix(step=step)
+            bar.update(len(ended))
+            for number, game in ended:
+                rewards[number] = game.reward
+    print(f"{GAMES}, epsilon {EPSILON:g}: {describe(rewards)}", flush=True)
+    for number, reward in enumerate(rewards, start=1):
+        run.tensorboard.writer.add_scalar("evaluation/reward", reward, number)
+    return rewards
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the agent that would be saved made of its games, which end when one is lost.
+
+    avg_reward speaks of an agent that goes on learning. Frozen, the same agent can lose a point,
+    get the same serve again, and lose in the same way until the game is over.
+    """
+
+    games: int
+    won: int
+    lost: int
+    mean: float  # reward of the games that ended; 0 if none has
+    bound: float  # of the mean
+
+    @property
+    def passed(self) -> bool:
+        """Whether all were won, and by enough points."""
+        return self.won == self.games and self.mean >= self.bound
+
+
+def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
+    """Play ``--trial-games`` new games at once, with epsilon 0.01; signals end them, too.
+
+    The frame of the engine decides which games. Their mean must be 1 more than ``--stop-reward``.
+    """
+    options = run.hp
+    seed = TRIAL_SEED + engine.state.frames
+    games = make_games(options.preprocessing, options.trial_games, seed)
+    rewards: list[float] = []
+    for ended in play_games(games, agent, EPSILON, run.device, seed):
+        rewards += [game.reward for _, game in ended]
+        if run.signal is not None or min(rewards, default=0) < 0:
+            break
+    return Trial(
+        games=options.trial_games,
+        won=sum(reward > 0 for reward in rewards),
+        lost=sum(reward < 0 for reward in rewards),
+        mean=sum(rewards) / max(len(rewards), 1),
+        bound=min(options.stop_reward + 1, 20),
+    )
+
+
+def describe(rewards: Sequence[float]) -> str:
+    """Mean and spread of the rewards of games, in one line."""
+    return (
+        f"{len(rewards)} games, mean {statistics.mean(rewards):.2f}, standard deviation "
+        f"{statistics.pstdev(rewards):.2f}, {min(rewards):.0f} to {max(rewards):.0f}"
+    )
+
+
+def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
+    """The network of a checkpoint, ready to play on the CPU, and its preprocessing.
+
+    Raises:
+        CheckpointError: if the checkpoint does not name its network, the weights do not fit it, or
+            its game is none that is played here.
+    """
+    settings = checkpoint[SETTINGS]
+    if "network" not in settings:
+        raise CheckpointError(
+            f"the checkpoint of {settings['script']} does not name its network: an earlier version "
+            "saved it, so play it with that version"
+        )
+    told, weights = settings["network"], checkpoint.get("net", {})
+    try:
+        preprocessing = Preprocessing(**settings["preprocessing"])
+        check_env_id(preprocessing.env)
+        network = NETWORKS[told["class"]](**told["arguments"])
+        # Of 06 to 08: the averaged weights, or those in float32, without the moments of Adam.
+        network.load_state_dict(weights.get("ema", weights.get("weights", weights)))
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"the agent of {settings['script']} cannot play: {reason}") from None
+    return network, preprocessing

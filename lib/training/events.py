@@ -1,0 +1,50 @@
+"""How playing reaches the ignite engine: events, counters and batches.
+
+One iteration of the engine is one update. Experience arrives between iterations. It also arrives
+while the replay buffer is filled, before the first iteration. So playing has events of its own,
+fired by ``replay_batches``. Their counters are in the engine's state:
+
+    frames, episodes   so far
+    episode            the last whole game
+    update_due         whether frames arrived since the last update
+"""
+
+from collections.abc import Iterable
+
+from ignite.engine import Engine, EventEnum
+
+from lib.envs.experience import Episode
+
+
+class PlayEvents(EventEnum):
+    """What playing adds to ignite's events."""
+
+    FRAMES_PLAYED = "frames_played"  # new transitions are in the replay buffer
+    FILLING = "filling"  # once every 1,000 frames until training begins
+    TRAINING_BEGINS = "training_begins"  # before the first update
+    EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
+    REACHED = "reached"  # avg_reward reached --stop-reward for the first time
+    TRIED = "tried"  # the agent that would be saved has played its trial
+    SOLVED = "solved"  # avg_reward is there, and the agent passed its trial, if it has one
+
+
+# The attribute in which ignite counts an event; it is the x-axis of the curves.
+COUNTERS = {
+    PlayEvents.FRAMES_PLAYED: "frames",
+    PlayEvents.FILLING: "frames",
+    PlayEvents.TRIED: "frames",
+    PlayEvents.EPISODE_COMPLETED: "episodes",
+}
+
+
+def announce(engine: Engine, frames: int, episodes: Iterable[Episode | None]) -> None:
+    """Count new frames, and the games that ended with them, and fire their events."""
+    state = engine.state
+    state.frames += frames
+    state.update_due |= frames > 0
+    engine.fire_event(PlayEvents.FRAMES_PLAYED)
+    for episode in episodes:
+        if episode:
+            state.episode = episode
+            state.episodes += 1
+            engine.fire_event(PlayEvents.EPISODE_COMPLETED)

@@ -1,0 +1,304 @@
+"""Everything around the updates, as ignite handlers: reward, FPS, stopping, TensorBoard.
+
+The handlers keep their figures in the engine's state, beside those of ``lib.training.events``:
+
+    avg_reward     smoothed exponentially, from the first episode on
+    reached        the frames and minutes after which avg_reward reached --stop-reward
+    trial          the last trial of the agent that would be saved, in rungs that have one
+    solved         whether avg_reward reached --stop-reward, and the agent passed its trial
+    time_passed    seconds since the first environment step
+    phase          "filling" (the replay buffer), then "training"
+    fps, avg_fps   frames per second: recent, and over the whole phase
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ignite.engine import Engine, Events
+from ignite.handlers import TensorboardLogger
+from ignite.metrics import RunningAverage
+from ignite.metrics.metric import MetricUsage
+
+from lib.learning.agents import QFunction
+from lib.learning.schedules import Schedule
+from lib.training.checkpoints import save_checkpoints
+from lib.training.evaluation import try_agent
+from lib.training.events import COUNTERS, PlayEvents
+from lib.training.run import Failure, Run, end_on_signals, on_signals
+from lib.training.terminal import Terminal
+
+FILLING_EVERY = 1_000  # frames
+LOG_EVERY = 100  # updates
+ALPHA = 0.98  # of the smoothed reward and loss
+TRY_EVERY = 25  # episodes between trials of the agent
+
+
+def attach_handlers(
+    engine: Engine,
+    run: Run,
+    epsilon: Schedule,
+    saved: dict[str, Any],
+    make_agent: Callable[[], QFunction] | None = None,
+) -> None:
+    """Attach everything that a rung needs around its updates.
+
+    The engine's process function returns the loss as a detached tensor, which stays on its
+    device. Nothing here waits for the device more often than every ``LOG_EVERY`` updates.
+
+    Args:
+        engine: makes the updates.
+        run: what ``lib.training.launch.launch`` gave.
+        epsilon: the schedule, by frame.
+        saved: what checkpoints store besides the counters; each has ``state_dict`` and
+            ``load_state_dict``. If the run is resumed, they are loaded here.
+        make_agent: gives the agent that would be saved now, which then has to win games before
+            training ends, see ``lib.training.evaluation``; None: avg_reward alone decides.
+    """
+    engine.logger.disabled = True  # lib.training.run reports a failure, once
+    engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
+
+    def passes() -> bool:
+        if make_agent is None:
+            return True
+        engine.state.trial = try_agent(make_agent(), engine, run)
+        engine.fire_event(PlayEvents.TRIED)
+        return engine.state.trial.passed
+
+    track_reward(engine, run.hp.stop_reward, passes)
+    speed = Speed(engine)
+    average = track_loss(engine, run)
+    stop_at(engine, run.hp.max_frames)
+    stop_on_signals(engine, run)
+    log_to_tensorboard(engine, run.tensorboard, epsilon)
+    engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
+    save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
+    end_training(engine, run)
+    Terminal(run).attach(engine)
+
+
+def track_reward(engine: Engine, stop_reward: float, passes: Callable[[], bool]) -> None:
+    """Smooth the reward exponentially, from the first episode on; stop when the game is solved.
+
+    ``passes`` is asked whether the game is solved, when avg_reward has reached it, and again
+    after some episodes.
+    """
+    state = engine.state
+    state.episode = None
+    state.avg_reward = math.nan
+    state.reached = {"frames": math.nan, "minutes": math.nan}
+    state.solved = False  # games that end in the step that solved it change nothing
+    next_trial = 0
+
+    @engine.on(PlayEvents.EPISODE_COMPLETED)
+    def smooth(engine: Engine) -> None:
+        nonlocal next_trial
+        if state.episodes == 1:
+            state.avg_reward = state.episode.reward
+        else:
+            state.avg_reward = ALPHA * state.avg_reward + (1 - ALPHA) * state.episode.reward
+        if state.avg_reward < stop_reward or state.solved:
+            return
+        if math.isnan(state.reached["frames"]):
+            state.reached = {"frames": state.frames, "minutes": state.time_passed / 60}
+            engine.fire_event(PlayEvents.REACHED)
+        if state.episodes >= next_trial:
+            next_trial = state.episodes + TRY_EVERY
+            if passes():
+                engine.fire_event(PlayEvents.SOLVED)
+
+    @engine.on(PlayEvents.SOLVED)
+    def stop(engine: Engine) -> None:
+        engine.state.solved = True
+        engine.terminate()
+
+
+class Speed:
+    """Measures time and frames per second, separately for each phase."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        # Of the run that is resumed: all seconds, and seconds and frames of its training.
+        self.before = (0.0, 0.0, 0)
+        state = engine.state
+        state.phase, state.fps, state.avg_fps, state.time_passed = "filling", 0.0, 0.0, 0.0
+        state.update_due = False
+
+        engine.add_event_handler(Events.STARTED, self.start)
+        engine.add_event_handler(Events.ITERATION_STARTED, self.iteration_started)
+        engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
+        engine.add_event_handler(Events.ITERATION_COMPLETED(every=LOG_EVERY), self.measure)
+        engine.add_event_handler(Events.COMPLETED, self.end)
+
+    def start(self) -> None:
+        """Start all clocks; each remembers when it began, and at which frame."""
+        self.began = time.monotonic() - self.before[0]
+        self.phase = self.lap = (time.monotonic(), self.engine.state.frames)
+
+    def iteration_started(self) -> None:
+        """Begin the training phase with the first update."""
+        state = self.engine.state
+        state.update_due = False
+        if state.phase == "training":
+            return
+        self.measure()
+        self.engine.fire_event(PlayEvents.TRAINING_BEGINS)
+        state.phase, state.fps = "training", 0.0
+        self.phase = self.lap = (time.monotonic(), state.frames)
+
+    def frames_played(self) -> None:
+        """Update the time; while filling, also measure FPS now and then."""
+        state = self.engine.state
+        state.time_passed = time.monotonic() - self.began
+        if state.phase == "filling" and state.frames - self.lap[1] >= FILLING_EVERY:
+            self.measure()
+            self.engine.fire_event(PlayEvents.FILLING)
+
+    def measure(self) -> None:
+        """Measure frames per second since the last call, and over the whole phase."""
+        state, now = self.engine.state, time.monotonic()
+        state.time_passed = now - self.began
+        seconds, frames = now - self.phase[0], state.frames - self.phase[1]
+        if state.phase == "training":
+            seconds, frames = self.trained()
+        if frames > 0:
+            state.avg_fps = frames / seconds
+        if state.frames > self.lap[1]:
+            state.fps = (state.frames - self.lap[1]) / (now - self.lap[0])
+            self.lap = (now, state.frames)
+
+    def trained(self) -> tuple[float, int]:
+        """Seconds and frames of training so far."""
+        _, seconds, frames = self.before
+        if self.engine.state.phase == "filling":
+            return seconds, frames
+        began, first = self.phase
+        return seconds + time.monotonic() - began, frames + self.engine.state.frames - first
+
+    def end(self) -> None:
+        """The last measurement is that of training, also if a resumed run was filling again."""
+        self.measure()
+        seconds, frames = self.trained()
+        if frames > 0:
+            self.engine.state.avg_fps = frames / seconds
+
+    def state_dict(self) -> dict[str, float]:
+        """For a checkpoint: the time so far, and the time of training."""
+        seconds, frames = self.trained()
+        passed = time.monotonic() - self.began
+        return {"seconds": passed, "training_seconds": seconds, "training_frames": frames}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Continue from where ``state_dict`` was taken."""
+        names = ("seconds", "training_seconds", "training_frames")
+        seconds, training_seconds, training_frames = (state[name] for name in names)
+        self.before = (seconds, training_seconds, int(training_frames))
+        self.start()
+
+
+def track_loss(engine: Engine, run: Run) -> RunningAverage:
+    """Smooth the loss, and fail when it is not finite."""
+    average = RunningAverage(output_transform=lambda loss: loss, alpha=ALPHA, device=run.device)
+    # Every loss is added on the device. The average is read rarely: that waits for the device.
+    logged = Events.ITERATION_COMPLETED(every=LOG_EVERY)
+    average.attach(
+        engine, "avg_loss", MetricUsage(Events.STARTED, logged, Events.ITERATION_COMPLETED)
+    )
+
+    @engine.on(logged)
+    def check(engine: Engine) -> None:
+        loss = engine.state.metrics["avg_loss"]  # one loss that is not finite spoils it for good
+        if not math.isfinite(loss):
+            raise Failure(f"the loss became {loss} within {engine.state.iteration:,} updates")
+
+    return average
+
+
+def stop_at(engine: Engine, max_frames: int) -> None:
+    """Stop after this many frames; 0: no limit."""
+
+    @engine.on(PlayEvents.FRAMES_PLAYED)
+    def check(engine: Engine) -> None:
+        if 0 < max_frames <= engine.state.frames:
+            engine.terminate()
+
+
+def stop_on_signals(engine: Engine, run: Run) -> None:
+    """On Ctrl-C, SIGTERM or SIGHUP finish the iteration and stop; a second Ctrl-C stops at once.
+
+    ignite would also stop between a batch and its update, which would be counted and never made.
+    """
+
+    def stop(number: int, _: object) -> None:
+        run.signal = number
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    @engine.on(PlayEvents.FRAMES_PLAYED | Events.ITERATION_COMPLETED)
+    def end() -> None:
+        if run.signal is not None:
+            engine.terminate()
+
+    engine.add_event_handler(Events.STARTED, on_signals, stop, stop)
+
+
+def end_training(engine: Engine, run: Run) -> None:
+    """Write the outcome when training ends, also by a second Ctrl-C, and give the signals back.
+
+    The last checkpoint comes before it, and the games after training follow.
+    """
+
+    @engine.on(Events.COMPLETED)
+    def end() -> None:
+        run.write_outcome(engine.state)
+        end_on_signals()
+
+    @engine.on(Events.EXCEPTION_RAISED)
+    def interrupted(error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt) and run.outcome is None:
+            run.write_outcome(engine.state)
+        end_on_signals()
+
+
+def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Schedule) -> None:
+    """Write the curves: per episode, per frames while filling, per updates while training."""
+    state = engine.state
+
+    def episode() -> dict[str, float]:
+        return {
+            "reward": state.episode.reward,
+            "avg_reward": state.avg_reward,
+            "steps": state.episode.steps,
+            "frames": state.frames,
+            "time_passed": state.time_passed,
+        }
+
+    def progress() -> dict[str, float]:
+        return {
+            "fps": state.fps,
+            "avg_fps": state.avg_fps,
+            "frames": state.frames,
+            "time_passed": state.time_passed,
+            "epsilon": epsilon(state.frames),
+        }
+
+    def trial() -> dict[str, float]:
+        return {"won": state.trial.won, "mean": state.trial.mean}
+
+    curves = [
+        (PlayEvents.EPISODE_COMPLETED, "episodes", episode),
+        (PlayEvents.TRIED, "trial", trial),
+        (PlayEvents.FILLING, "filling", progress),
+    ]
+    for event, tag, figures in curves:
+        logger.attach_output_handler(
+            engine, event, tag, output_transform=lambda _, now=figures: now()
+        )
+    logger.attach_output_handler(
+        engine,
+        Events.ITERATION_COMPLETED(every=LOG_EVERY),
+        tag="train",
+        metric_names=["avg_loss"],
+        output_transform=lambda loss: {"loss": loss, **progress()},
+    )

@@ -1,0 +1,51 @@
+"""A run in TensorBoard's HPARAMS tab: its settings, its machine, and its outcome.
+
+The tab takes its columns from the first run that it finds, so each run names the columns of all
+rungs. The settings have an event file of their own, which is read before the curves: TensorBoard
+keeps what it reads first, and a resumed run may have other settings.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.tensorboard.summary import hparams
+
+FIRST = ["script", "seed", "stop_reward", "threads", "torch"]  # to be shown; else by alphabet
+FILE = "events.out.tfevents.0.hparams"
+OUTCOME = ["fps", "minutes", "avg_reward", "solved", "frames", "updates", "episodes", "seconds"]
+OUTCOME += ["reached_frames", "reached_minutes"]
+# Settings that only some rungs have; a test says which are missing here.
+NUMBERS = ["replay_size", "replay_initial", "target_sync", "envs", "steps", "stack", "rollout"]
+NUMBERS += ["sync_frames", "player_timeout", "noop_max", "max_pool", "episodic_life", "fire_reset"]
+NUMBERS += ["clip_reward", "any_game", "learning_rate_final", "adam_epsilon", "epochs"]
+NUMBERS += ["epochs_final", "averaged", "trial_games", "q_lambda", "epsilon_floor", "players"]
+NUMBERS += ["n_steps", "message_steps", "frames_per_update", "sync_updates"]
+TEXTS = ["play_device", "resize", "precision", "address", "left_out"]
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """List a run, in place of what was listed before.
+
+    Args:
+        folder: of the run.
+        settings: by name: numbers, texts and switches, including those of the machine.
+    """
+    every = dict.fromkeys(TEXTS, "") | dict.fromkeys(NUMBERS, 0.0) | dict(settings)
+    columns, *_ = hparams(every, {f"outcome/{name}": 0.0 for name in OUTCOME})
+    plugin = columns.value[0].metadata.plugin_data
+    content = HParamsPluginData.FromString(plugin.content)
+    for column in content.experiment.hparam_infos:
+        column.differs = column.name in FIRST
+    plugin.content = content.SerializeToString()
+    _, begin, _ = hparams(dict(settings), {})
+    written = folder / "hparams.tmp"
+    with written.open("wb") as file:
+        records = RecordWriter(file)
+        for told in ({"file_version": "brain.Event:2"}, {"summary": columns}, {"summary": begin}):
+            records.write(Event(wall_time=time.time(), **told).SerializeToString())
+    written.replace(folder / FILE)

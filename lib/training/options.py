@@ -1,0 +1,287 @@
+"""The options of rungs: frozen dataclasses, of which every field is also a flag.
+
+``option`` makes a field. The options of a rung with a replay buffer inherit from ``ReplayOptions``;
+``lib.training.speedrun_options`` has those of 07 and 08. ``lib.training.flags`` reads them from the
+command line. A rung calls its own ``hp``, short for hyperparameters.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import gymnasium as gym
+import psutil
+import torch
+
+from lib.devices import PRECISIONS, choose_precision, missing_device, shares_memory
+from lib.envs.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
+from lib.envs.preprocessing import Preprocessing
+
+MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
+
+
+def option(
+    default: Any,
+    help: str,
+    low: float = -math.inf,
+    high: float = math.inf,
+    choices: Sequence[str] | None = None,
+    group: str = "learning",
+    free: bool = False,
+) -> Any:
+    """A dataclass field that is also a command-line flag.
+
+    Args:
+        default: its type is the flag's type.
+        help: one plain sentence for ``--help``.
+        low: the smallest number accepted.
+        high: the largest number accepted; only where more would not fit into memory or arithmetic.
+        choices: the strings accepted.
+        group: of ``--help``, one of ``lib.training.flags.GROUPS``.
+        free: whether it may change when a run is resumed.
+    """
+    names = {"help": help, "low": low, "high": high, "choices": choices, "type": type(default)}
+    return field(default=default, metadata=names | {"group": group, "free": free})
+
+
+of_this_call = partial(option, group="run", free=True)
+of_run = partial(option, group="run")
+of_playing = partial(option, group="playing")
+of_wrappers = partial(option, group="wrappers")
+
+
+@dataclass(frozen=True)
+class CommonOptions:
+    """The settings that every rung has."""
+
+    seed: int = of_run(0, "random seed", 0, 2_000_000_000)
+    max_frames: int = of_this_call(0, "stop after this many frames; 0: no limit", 0)
+    stop_reward: float = of_this_call(17.0, "solved when avg_reward reaches this")
+    cuda: bool = of_run(False, "train on the GPU; short for --device cuda")
+    device: str = of_run("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
+    threads: int = of_this_call(
+        0, "threads with which torch computes; 0: its own choice (in 07: half of it)", 0, 1_024
+    )
+    amp: bool = of_run(False, "compute updates in bfloat16 autocast")
+    run_dir: str = of_this_call("runs", "folder in which this run makes its own folder")
+    resume: str = of_this_call("", "resume the run in this folder, with its settings")
+    checkpoint_every: int = of_this_call(
+        5_000, "updates between checkpoints; the last one is saved at the end; 0: none", 0
+    )
+    checkpoint_replay: bool = of_this_call(False, "save the replay buffer in checkpoints, too")
+    env: str = of_playing("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
+    learning_rate: float = option(1e-4, "learning rate of Adam", 1e-12, 1)
+    gamma: float = option(0.99, "discount per agent step", 0, 1)
+    batch_size: int = option(32, "transitions sampled for each new transition", 1)
+    epsilon_start: float = of_playing(1.0, "probability of a random action at the start", 0, 1)
+    epsilon_final: float = of_playing(0.02, "probability of a random action at the end", 0, 1)
+    epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
+
+    def settled(self) -> Self:
+        """With what each value stands for in its place; ``why_invalid`` has found nothing wrong."""
+        device = self._asked_device
+        return replace(self, device=device, cuda=device.startswith("cuda"))
+
+    @property
+    def _asked_device(self) -> str:
+        return self.device or ("cuda" if self.cuda else "cpu")
+
+    @property
+    def training_device(self) -> torch.device:
+        """Where the network learns."""
+        return torch.device(self._asked_device)
+
+    @property
+    def torch_threads(self) -> int:
+        """Threads with which torch computes; 0: its own choice."""
+        return self.threads
+
+    @property
+    def samples(self) -> int:
+        """How many samples an update has."""
+        return self.batch_size
+
+    def remarks(self) -> Iterator[str]:
+        """What this device does differently, in one line each."""
+        if self.training_device.type == "mps":
+            yield "mps: no CUDA graph, nothing compiled, and float32 unless told otherwise"
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How states are made. If a rung has no setting for something, DeepMind's value holds."""
+        names = [entry.name for entry in fields(Preprocessing) if hasattr(self, entry.name)]
+        return Preprocessing(**{name: getattr(self, name) for name in names})
+
+    def why_invalid(self) -> str | None:
+        """What is wrong with the settings together, in one line; None if nothing is wrong."""
+        try:
+            check_env_id(self.env)
+        except ValueError as error:
+            return f"--env: {error}"
+        device = self._asked_device
+        if self.cuda and not device.startswith("cuda"):
+            return f"--cuda: contradicts --device {device}"
+        if message := missing_device(device):
+            return f"{'--cuda' if device == 'cuda' else '--device'}: {message}"
+        if self.epsilon_final > self.epsilon_start:
+            return "--epsilon-final is more than --epsilon-start"
+        if (count := self.samples) > MOST_SAMPLES:
+            return f"--batch-size: an update would take {count:,} samples, over {MOST_SAMPLES:,}"
+        return None if self.resume else unwritable("--run-dir", Path(self.run_dir))
+
+
+@dataclass(frozen=True)
+class ReplayOptions(CommonOptions):
+    """Settings of rungs with a replay buffer and a target network: the book's DQN for Pong."""
+
+    replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", 1)
+    replay_initial: int = option(10_000, "transitions to play before training begins", 1)
+    target_sync: int = option(1_000, "updates between copies to the target network", 1)
+
+    @property
+    def samples(self) -> int:
+        """As ``CommonOptions.samples``; the batch grows with the frames of an update."""
+        return self.batch_size * getattr(self, "envs", 1) * getattr(self, "steps", 1)
+
+    def why_invalid(self) -> str | None:
+        """As ``CommonOptions.why_invalid``."""
+        if self.replay_initial > self.replay_size:
+            return "--replay-initial is more than --replay-size, which could not hold it"
+        if self.replay_size < (least := self._least_replay_size()):
+            return f"--replay-size: with these settings the replay buffer needs {least:,} or more"
+        needed = self.replay_size * 7_600 / 2**30
+        if needed > (present := psutil.virtual_memory().total / 2**30):
+            told = f"transitions take {needed:.0f} GiB, this machine has {present:.0f} GiB"
+            return f"--replay-size: {self.replay_size:,} {told}"
+        return super().why_invalid()
+
+    def _least_replay_size(self) -> int:
+        """The capacity with which a buffer has all frames of what arrives between two updates."""
+        envs, stack = getattr(self, "envs", 1), self.preprocessing.stack
+        if message := getattr(self, "message_steps", 0):  # with the frames that it repeats
+            return envs * (message + getattr(self, "n_steps", 1) + stack - 1)
+        # A step stores a frame, or two if an episode begins; a state reaches ``stack`` steps back.
+        return 2 * envs * (getattr(self, "steps", 1) + stack)
+
+
+@dataclass(frozen=True)
+class PlayerOptions(ReplayOptions):
+    """Settings of rungs whose player is a separate process."""
+
+    play_device: str = of_playing("", "the player's device, as cpu or cuda:1; it gets a copy there")
+    sync_frames: int = of_playing(
+        0,
+        "frames between refreshes of the player's own copy of the network; 0: no copy, the "
+        "player acts with the live weights (with --play-device: 4)",
+        0,
+    )
+    player_timeout: float = of_playing(
+        60.0, "fail after this many seconds without a frame from the player", 1, 10**6, free=True
+    )
+
+    @property
+    def training_device(self) -> torch.device:
+        """As ``CommonOptions.training_device``; the player's process must reach the weights."""
+        device = super().training_device
+        return torch.device("cpu") if device.type == "mps" else device
+
+    def remarks(self) -> Iterator[str]:
+        """As ``CommonOptions.remarks``."""
+        yield from super().remarks()
+        asked = super().training_device
+        if asked.type == "mps":
+            yield "the player's process cannot share weights on mps: training on the CPU instead"
+        elif not self.play_device and not shares_memory(asked):
+            yield "processes cannot share memory of the GPU on Windows: the player acts on the CPU"
+
+    @property
+    def refresh_frames(self) -> int:
+        """Frames between refreshes of the player's own copy of the network; 0: it has none."""
+        return self.sync_frames or (4 if self.play_device else 0)
+
+    @property
+    def player_device(self) -> str:
+        """Where the player acts."""
+        device = self.training_device
+        return self.play_device or (str(device) if shares_memory(device) else "cpu")
+
+    def why_invalid(self) -> str | None:
+        """As ``ReplayOptions.why_invalid``."""
+        if message := super().why_invalid():
+            return message
+        message = missing_device(self.player_device)
+        return f"--play-device: {message}" if message else None
+
+
+@dataclass(frozen=True)
+class PrecisionOptions(CommonOptions):
+    """Settings of rungs that choose the precision of their gradients.
+
+    Checkpoints say what ``auto`` stood for, so a run that is resumed on another machine keeps it.
+    """
+
+    precision: str = of_run(
+        "auto",
+        "precision of the gradients; auto: bfloat16 if the processor has units for it (or with "
+        "--amp), else float32",
+        choices=PRECISIONS,
+    )
+
+    def settled(self) -> Self:
+        """As ``CommonOptions.settled``."""
+        chosen = self.precision
+        if chosen == "auto":
+            chosen = "bfloat16" if self.amp else choose_precision(self.training_device)
+        return replace(super().settled(), precision=chosen)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the gradients."""
+        return getattr(torch, self.settled().precision)
+
+    def why_invalid(self) -> str | None:
+        """As ``CommonOptions.why_invalid``."""
+        if self.amp and self.precision == "float32":
+            return "--precision: float32 contradicts --amp, which is bfloat16"
+        return super().why_invalid()
+
+
+@dataclass(frozen=True)
+class WrapperOptions(ReplayOptions):
+    """Settings of rungs with cheaper wrappers; each choice can be switched back."""
+
+    noop_max: int = of_wrappers(0, "start games with up to this many no-ops (DeepMind: 30)", 0)
+    max_pool: bool = of_wrappers(False, "frame skip takes the maximum of the last two frames")
+    episodic_life: bool = of_wrappers(True, "a lost life ends the episode")
+    fire_reset: bool = of_wrappers(True, "press FIRE after a reset")
+    clip_reward: bool = of_wrappers(True, "clip rewards to their sign")
+    stack: int = of_wrappers(2, "stacked frames per state (DeepMind: 4)", 1, 16)
+    resize: str = of_wrappers("opencv-linear", "how frames are resized", choices=list(RESIZERS))
+
+    def make_env(self) -> gym.Env:
+        """The game with these wrappers."""
+        return wrap_deepmind(
+            make_atari(self.env, noop_max=self.noop_max, max_pool=self.max_pool),
+            episodic_life=self.episodic_life,
+            fire_reset=self.fire_reset,
+            clip_reward=self.clip_reward,
+            stack=self.stack,
+            resize=self.resize,
+        )
+
+
+Options = TypeVar("Options", bound=CommonOptions)
+
+
+def unwritable(flag: str, folder: Path) -> str | None:
+    """Why a run cannot write there, in one line; None if it can."""
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        return f"{flag}: {existing} is not a folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{flag}: {existing} is not writable"
+    return None

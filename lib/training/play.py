@@ -1,0 +1,48 @@
+"""Play, store and sample: where the engine's batches come from."""
+
+from collections.abc import Iterable, Iterator
+
+from ignite.engine import Engine
+
+from lib.envs.experience import Transition
+from lib.learning.device_replay import DeviceReplayBuffer
+from lib.learning.replay_buffer import Batch, ReplayBuffer
+from lib.training.events import announce
+
+
+def replay_batches(
+    engine: Engine,
+    experience: Iterable[list[Transition]],
+    buffer: ReplayBuffer,
+    initial: int,
+    batch_size: int,
+) -> Iterator[Batch]:
+    """The engine's batches: play, store, and sample once there are enough transitions.
+
+    Args:
+        engine: is told of frames and episodes as they arrive.
+        experience: yields lists of new transitions, one list per update.
+        buffer: stores them.
+        initial: transitions to store before the first batch.
+        batch_size: transitions per batch.
+    """
+    for _ in play(engine, experience, buffer, initial):
+        yield buffer.sample(batch_size)
+
+
+def play(
+    engine: Engine,
+    experience: Iterable[list[Transition]],
+    buffer: ReplayBuffer | DeviceReplayBuffer,
+    initial: int,
+) -> Iterator[None]:
+    """Play and store, as ``replay_batches``; yields when it is time for an update."""
+    if engine.state.update_due and buffer.added >= initial:  # the resumed run ended before it
+        yield
+    for transitions in experience:
+        buffer.extend(transitions)
+        announce(engine, len(transitions), [step.episode for step in transitions])
+        if engine.should_terminate:
+            return
+        if transitions and buffer.added >= initial:  # not len, which may fall again
+            yield

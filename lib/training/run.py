@@ -1,0 +1,125 @@
+"""What a rung gets of its run: settings, device, folder, records; and how a run fails."""
+
+import math
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Generic, NoReturn
+
+import torch
+from ignite.engine import State
+from ignite.handlers import TensorboardLogger
+from torch.utils.tensorboard import summary
+
+from lib.gpu_checks import left_out
+from lib.training import hparams
+from lib.training.options import Options
+
+# What torch has no exception of its own for, cuDNN's and cuBLAS's errors among them.
+DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
+
+
+Handler = Callable[[int, Any], Any]  # of a signal
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, whose number this holds, ends the program as Ctrl-C does."""
+
+
+class Failure(Exception):  # noqa: N818, it is how a run ends
+    """Training cannot continue; the message says why in one line."""
+
+
+@dataclass
+class Run(Generic[Options]):
+    """A run: what ``train`` gets besides its settings."""
+
+    hp: Options
+    device: torch.device
+    folder: Path
+    tensorboard: TensorboardLogger
+    script: str
+    checkpoint: dict[str, Any] | None = None  # the one to resume from
+    signal: int | None = field(default=None)  # the signal that ended training
+    machine: Mapping[str, Any] = field(default_factory=dict)  # see ``describe_machine``
+    outcome: dict[str, float] | None = None  # once training has ended
+
+    @property
+    def solved(self) -> bool:
+        """Whether training has ended with the game solved."""
+        return self.outcome is not None and bool(self.outcome["solved"])
+
+    def write_outcome(self, state: State) -> None:
+        """Write the outcome to TensorBoard: training has ended."""
+        self.outcome = {
+            "frames": state.frames,
+            "updates": state.iteration,
+            "episodes": state.episodes,
+            "seconds": state.time_passed,
+            "minutes": state.time_passed / 60,
+            "fps": state.avg_fps,  # of training, if training began
+            "avg_reward": state.avg_reward,
+            "solved": float(state.solved),
+            **{f"reached_{name}": value for name, value in state.reached.items()},
+        }
+        for name, value in self.outcome.items():
+            if math.isfinite(value):  # avg_reward is not, before the first episode, for example
+                self.tensorboard.writer.add_scalar(f"outcome/{name}", value)
+        *_, ended = summary.hparams({}, {})
+        self.tensorboard.writer.file_writer.add_summary(ended)
+        self.tensorboard.writer.flush()
+
+    @property
+    def frames_before(self) -> int:
+        """Frames played before the checkpoint that this run resumes from; 0 in a new run."""
+        return self.checkpoint["progress"]["frames"] if self.checkpoint else 0
+
+    def write_settings(self) -> None:
+        """List the run in TensorBoard's HPARAMS tab, with what was left out until now."""
+        parts = "; ".join([*self.hp.remarks(), *left_out])
+        told = {"script": self.script, **asdict(self.hp), **self.machine, "left_out": parts}
+        hparams.write_settings(self.folder, told)
+
+    def autocast(self) -> torch.autocast:
+        """bfloat16 where it is safe, if ``--amp`` was given."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.hp.amp)
+
+
+def end_on_signals() -> None:
+    """Let signals end the program at once; ``lib.training.handlers`` changes that in training."""
+    on_signals(signal.default_int_handler, _terminate)
+
+
+def on_signals(interrupt: Handler, terminate: Handler) -> None:
+    """Handle Ctrl-C, and SIGTERM and SIGHUP; SIGHUP stays ignored if ``nohup`` began this."""
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, terminate)
+    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, terminate)
+
+
+def describe_device_error(error: Exception) -> str | None:
+    """The error of the GPU, in one line; None if it is another kind of error.
+
+    A GPU reports an error late, at whatever call comes next.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    if isinstance(error, torch.OutOfMemoryError):
+        sentences = lines[0].split(". ")[:3]  # what was asked for, what is free; then advice
+        return ". ".join(sentences) + "; a smaller --batch-size or --replay-size may fit"
+    told = isinstance(error, torch.AcceleratorError) or lines[0].startswith(DEVICE_ERRORS)
+    return lines[0] if told else None
+
+
+def describe_error(error: Exception) -> str:
+    """An error of another process in one line, with its place."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    told = describe_device_error(error) or " ".join(str(error).split())
+    return f"{type(error).__name__}: {told} ({Path(place.filename).name}, line {place.lineno})"
+
+
+def _terminate(number: int, _: object) -> NoReturn:
+    raise Terminated(number)

@@ -1,0 +1,94 @@
+"""The options of the speedruns, 07 and 08: parallel Q(lambda), cut down to Pong."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+import pong_emulator
+from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
+from lib.training.options import (
+    CommonOptions,
+    PrecisionOptions,
+    of_playing,
+    of_run,
+    of_wrappers,
+    option,
+)
+
+
+@dataclass(frozen=True)
+class PongOptions(CommonOptions):
+    """Settings of rungs that see and play only the part of the game that Pong needs.
+
+    They see it at half the resolution.
+    """
+
+    any_game: bool = of_playing(
+        False, "use all actions and the whole picture, not only Pong's part"
+    )
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """As of ``CommonOptions``, at half the resolution, with Pong's rows and actions."""
+        preprocessing = replace(super().preprocessing, half=True)
+        return (
+            preprocessing
+            if self.any_game
+            else replace(preprocessing, rows=PONG_ROWS, actions=PONG_ACTIONS)
+        )
+
+    def why_invalid(self) -> str | None:
+        """As ``CommonOptions.why_invalid``."""
+        if not self.any_game and not self.env.startswith("Pong"):
+            return f"--env: {self.env} needs --any-game: this rung is cut down to Pong"
+        return super().why_invalid()
+
+
+@dataclass(frozen=True)
+class SpeedrunOptions(PongOptions, PrecisionOptions):
+    """The settings of 08: parallel Q(lambda), without a replay buffer."""
+
+    learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
+    learning_rate_final: float = option(3e-5, "learning rate of Adam at the end", 1e-12, 1)
+    adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 1e-12, 1)
+    gamma: float = option(0.99, "discount per agent step", 0, 1)
+    batch_size: int = option(64, "frames of the last rollout per update", 1)
+    epochs: float = option(
+        4.0, "how often each frame is learned from, on average, at the start", 0.01
+    )
+    epochs_final: float = option(2.0, "the same at the end", 0.01)
+    averaged: int = option(
+        1_000, "updates over which the weights of the agent are averaged at the end", 1
+    )
+    envs: int = of_playing(16, "environments, stepped together", 1, 1_024)
+    rollout: int = of_playing(128, "frames of each environment in a rollout", 1, 1_024)
+    trial_games: int = of_run(
+        64, "games that the agent must win, no longer learning, to end training", 1, 1_024
+    )
+    q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
+    stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
+    # It is reached by equal factors, so it cannot be 0.
+    epsilon_final: float = of_playing(0.01, "probability of a random action at the end", 1e-6, 1)
+    epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
+    epsilon_floor: float = of_playing(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
+
+
+@dataclass(frozen=True)
+class SharedCoresOptions(SpeedrunOptions):
+    """The settings of 07: as 08, but half of the cores learn, and the others play meanwhile."""
+
+    @property
+    def torch_threads(self) -> int:
+        """As ``CommonOptions.torch_threads``."""
+        return self.threads or max(1, torch.get_num_threads() // 2)
+
+
+@dataclass(frozen=True)
+class EmulatorOptions(SpeedrunOptions):
+    """The settings of rungs whose games run in ``pong_emulator``: those of 07."""
+
+    def why_invalid(self) -> str | None:
+        """As ``PongOptions.why_invalid``: the emulator has one cartridge."""
+        if self.any_game or not self.env.startswith("Pong"):
+            return "--env: this emulator plays Pong alone; 07_speedrun.py --any-game plays others"
+        return pong_emulator.missing() or super().why_invalid()

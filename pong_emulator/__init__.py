@@ -1,0 +1,169 @@
+"""An Atari 2600 as Pong needs it, in Python that is compiled: ``PongVectorEnv``.
+
+The emulator is translated when somebody first makes games, and compiled when they first begin: an
+import takes no time, and tells by ``missing`` what the emulator lacks. ``gymnasium.make_vec`` makes
+the games, too; their name there is that of this package and ``/Pong-v0``.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+
+from .errors import EmulatorError
+from .rom import read_rom
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .vector_env import BasePongVectorEnv
+
+__all__ = ["EmulatorError", "PongVectorEnv", "missing", "prepare", "preparing"]
+
+
+def missing(device: str = "cpu") -> str | None:
+    """What the emulator needs and this machine has not, in one line; None if all is there.
+
+    Args:
+        device: cpu, or cuda to play on a GPU.
+    """
+    try:
+        import_module("numba")
+    except ImportError as error:  # not installed, or not for this NumPy
+        return (
+            f"Numba, which compiles the emulator, is missing ({error}): pip install numba==0.68.1"
+        )
+    if device.startswith("cuda"):
+        for name in ("torch", "numba_cuda"):
+            if name == "numba_cuda" and not _has_gpu(device):
+                return f"torch finds no GPU {device} on this machine"
+            if find_spec(name) is None:
+                return f"on a GPU the emulator needs {name}: pip install -r requirements-cuda.txt"
+    try:
+        read_rom()
+    except EmulatorError as error:
+        return str(error)
+    return None
+
+
+def _has_gpu(device: str) -> bool:
+    """Whether torch finds this GPU; Numba's simulator needs none."""
+    if import_module("numba").config.ENABLE_CUDASIM:
+        return True
+    torch = import_module("torch")
+    return (torch.device(device).index or 0) < torch.cuda.device_count()
+
+
+def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lock was
+    num_envs: int,
+    *,
+    seed: "int | Sequence[int] | np.ndarray | None" = None,
+    device: Any = "cpu",
+    threads: int = 0,
+    stack: int = 4,
+    frame_skip: int = 4,
+    max_pool: bool = True,
+    noop_max: int = 30,
+    reward_clipping: bool = True,
+    max_num_frames_per_episode: int = 108_000,
+    render_mode: str | None = None,
+) -> "BasePongVectorEnv":
+    """Games of Pong, emulated in compiled Python, and preprocessed as DeepMind did.
+
+    The same seeds and actions give the same games as ``ale_py.AtariVectorEnv("pong", ...)`` with
+    ``AutoresetMode.SAME_STEP``, pixel for pixel. What ends is followed by the next game in the same
+    step; ``info["final_obs"]`` then has the last observations.
+
+        envs = PongVectorEnv(32, seed=0)
+        observations, info = envs.reset()
+        observations, rewards, terminated, truncated, info = envs.step(actions)
+
+    Args:
+        num_envs: games played at once.
+        seed: game ``i`` is seeded with ``seed + i``, or a seed for each; None for chance. ``reset``
+            may change it.
+        device: cpu; or cuda, then arrays are torch tensors there (see ``cuda.py``).
+        threads: of the CPU that play, outside of the interpreter's lock; 0 for one per core. A
+            single one is the caller's own.
+        stack: frames of an observation; a new game begins with black ones.
+        frame_skip: emulated frames of a frame: how long an action is held.
+        max_pool: see the maximum of the last two emulated frames, not the last one alone.
+        noop_max: games begin with FIRE and up to so many emulated frames, less two, of doing
+            nothing.
+        reward_clipping: rewards as their sign.
+        max_num_frames_per_episode: emulated frames after which a game is cut short.
+        render_mode: rgb_array, then ``render`` returns pictures; or None.
+
+    Raises:
+        ValueError: a number is too small, too large or not whole, there are not as many seeds as
+            games, or there is no such device or render mode.
+        EmulatorError: something is missing, see ``missing``.
+    """
+    if problem := missing(str(device)):
+        raise EmulatorError(problem)
+    from .vector_env import Settings
+
+    settings = Settings(
+        stack, frame_skip, max_pool, noop_max, reward_clipping, max_num_frames_per_episode,
+        render_mode,
+    )  # fmt: skip
+    if str(device).startswith("cuda"):
+        from .cuda import CudaPongVectorEnv  # torch and CUDA are wanted there alone
+
+        return CudaPongVectorEnv(num_envs, settings, seed, device)
+    if str(device) != "cpu":
+        raise ValueError(f"device is {device}, and must be cpu or cuda")
+    from .threads import ThreadedPongVectorEnv
+
+    return ThreadedPongVectorEnv(num_envs, settings, seed, threads)
+
+
+def prepare() -> None:
+    """Compile the emulator now, or load what was compiled, so that no games wait for it.
+
+    Raises:
+        EmulatorError: something is missing, see ``missing``.
+    """
+    games = PongVectorEnv(1, threads=1)
+    games.reset()
+    games.step(games.action_space.sample())
+    games.screen(0)  # ``preparing`` knows by this that all is compiled
+    games.close()
+
+
+@contextmanager
+def preparing() -> Iterator[None]:
+    """``prepare`` in another process, while the ``with`` lasts; it ends when both are done.
+
+    If everything was compiled before, nothing is done. If the other process fails, the first games
+    compile, and raise what is wrong. No signal to this process or its group reaches it.
+
+    Raises:
+        EmulatorError: something is missing, see ``missing``.
+    """
+    if problem := missing():
+        raise EmulatorError(problem)
+    from .compiling import folder
+
+    if any(folder().rglob("*.draw_game-*.nbi")):
+        yield
+        return
+    command = [sys.executable, "-c", f"import {__name__}; {__name__}.prepare()"]
+    place, nothing = Path(__file__).parent.parent, subprocess.DEVNULL
+    with subprocess.Popen(
+        command, cwd=place, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+    ) as process:
+        try:
+            yield
+            process.wait()
+        finally:
+            process.kill()
+
+
+gymnasium.register(f"{__name__}/Pong-v0", vector_entry_point=f"{__name__}:PongVectorEnv")

@@ -1,0 +1,296 @@
+"""Games on a GPU: the same functions, compiled for CUDA, and what launches them.
+
+A step is two kernels. ``play`` gives every game a thread, which emulates and writes down what
+changes on the screen. ``see`` gives every game a block of threads, which share out the columns of
+its pictures, and then the pixels of the observation. The state lies in memory field by field, so
+threads of neighbouring games read neighbouring numbers.
+
+A reset takes up to 30 emulated frames, and all games would wait for the few that have one. But
+nothing in the emulator is random, so the state after each number of emulated frames is known
+before, and is copied.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from gymnasium.error import NoAsyncCallError
+from numba import cuda
+
+from .compiling import compiled, kept
+from .errors import EmulatorError
+from .games import log_of, most_changes, reset_games, scratch, step
+from .preprocessing import COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS
+from .state import BANK, EMULATED_FRAMES, FIELDS, LOG_SIZE, NOOPS_DRAWN
+from .television import GREYS, LOOK, draw
+from .tia import LINES, WIDTH
+from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_changes
+
+PLAYERS = 32  # threads of a block that plays: few, so that few games occupy many processors
+VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
+ROWS = 80  # different rows that a picture may have; Pong's have 45
+WATCH = DRAWS // 4  # steps from one look at the counts of the device to the next
+numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a few games are a few blocks, and that is all right
+# Numba's simulator plays in Python, with memory of the CPU: to test kernels where there is no GPU.
+SIMULATED = bool(numba.config.ENABLE_CUDASIM)
+
+
+def kernel(function: Any) -> Any:
+    """Compile a kernel when it is first launched, and keep it for the next start."""
+    return kept(cuda.jit(cache=True), function)
+
+
+@kernel
+def begin(s, beginnings, noops):
+    """Begin new games, a thread each."""
+    g = cuda.grid(1)
+    if g < s.shape[1]:
+        begin_game(s, g, beginnings, noops)
+
+
+@kernel
+def play(s, beginnings, noops, actions, skip, max_pool, limit, rewards, over, cut, most):
+    """An agent's step, a thread for each game; what ends begins anew.
+
+    Args:
+        s: int32 (FIELDS, games), the state.
+        beginnings: int32 (numbers, FIELDS), the state of a new game after so many emulated frames.
+        noops: int32 (draws, games), emulated frames until the agent plays, by reset.
+        actions: int64 (games,).
+        skip, max_pool, limit: the settings of ``games.step_games``.
+        rewards: int32 (games,), gets the points.
+        over, cut: bool (games,), get which games ended, or were cut short.
+        most: int32 (2,); the first number becomes that of a picture's changes, if too many.
+    """
+    g = cuda.grid(1)
+    if g < s.shape[1]:
+        rewards[g], over[g], cut[g], _ = step(s, g, actions[g], skip, max_pool, limit)
+        changes = most_changes(s, g)
+        if changes > LOG_SIZE:
+            cuda.atomic.max(most, 0, changes)
+        if over[g] or cut[g]:
+            begin_game(s, g, beginnings, noops)
+        else:
+            s[BANK, g] = 1 - s[BANK, g]
+
+
+@compiled
+def begin_game(s, g, beginnings, noops):
+    """As ``games.reset``, but the no-ops were played before."""
+    drawn = s[NOOPS_DRAWN, g]
+    number = noops[drawn, g]
+    for field in range(FIELDS):
+        s[field, g] = beginnings[number, field]
+    s[NOOPS_DRAWN, g] = drawn + 1
+
+
+@kernel
+def see(s, max_pool, over, cut, before, after, most):
+    """Draw what is seen, a block for each game.
+
+    Args:
+        s, max_pool: as for ``play``.
+        over, cut: bool (games,), where one is set a new game begins.
+        before: uint8 (games, stack, 84, 84), the last observations.
+        after: gets the new ones.
+        most: the second number becomes that of a picture's different rows, if too many.
+    """
+    rows = cuda.shared.array((2, ROWS, WIDTH), numba.uint8)
+    row_of = cuda.shared.array((2, LINES), numba.int32)
+    look = cuda.local.array(LOOK, numba.int32)
+    g, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    half = cuda.blockDim.x // 2
+    picture, part = thread // half, thread % half
+    columns = (WIDTH + half - 1) // half
+    left, right = part * columns, min((part + 1) * columns, WIDTH)
+    log = log_of(s[BANK, g], picture if max_pool else 1)
+    used = draw(s, g, log, GREYS, look, rows[picture], row_of[picture], left, right)
+    if used > ROWS:
+        cuda.atomic.max(most, 1, used)
+    cuda.syncthreads()
+    new, newest = over[g] or cut[g], after.shape[1] - 1
+    for place in range(thread, SIZE * SIZE, cuda.blockDim.x):
+        y, x = place // SIZE, place % SIZE
+        for i in range(newest):
+            after[g, i, y, x] = 0 if new else before[g, i + 1, y, x]
+        after[g, newest, y, x] = small_pixel(rows, row_of, y, x)
+
+
+@compiled
+def small_pixel(rows, row_of, y, x):
+    """A pixel of ``preprocessing.shrink``, of the maximum of two pictures."""
+    top, first = y * LINE_UNITS // 2, x * COLUMN_UNITS // 21
+    total = 0
+    for line in range(top, top + 3):
+        row_0, row_1 = row_of[0, line], row_of[1, line]
+        height = overlap(y, LINE_UNITS, line, 2)
+        for i in range(first, first + 3):
+            column = min(i, WIDTH - 1)  # the one beyond has no weight
+            pixel = max(rows[0, row_0, column], rows[1, row_1, column])
+            total += height * overlap(x, COLUMN_UNITS, i, 21) * np.int32(pixel)
+    return rounded(total)
+
+
+@compiled
+def rounded(total):
+    """``preprocessing.QUOTIENTS``, which a GPU computes faster than it looks them up."""
+    quotient, twice = total // WEIGHTS, 2 * (total % WEIGHTS)
+    return quotient + (1 if twice > WEIGHTS or (twice == WEIGHTS and quotient & 1) else 0)
+
+
+@compiled
+def overlap(small, units, large, width):
+    """What a small pixel of so many units shares with a line, or column, so many units wide."""
+    begin, end = max(small * units, large * width), min((small + 1) * units, (large + 1) * width)
+    return max(end - begin, 0)
+
+
+class CudaPongVectorEnv(BasePongVectorEnv):
+    """``PongVectorEnv`` with ``device="cuda"``: the same games, and nothing leaves the device.
+
+    Actions, observations, rewards and ends are torch tensors there, and so are the numbers of
+    emulated frames in ``info``. ``send`` launches kernels on torch's current stream and nobody
+    waits for them. There is no ``info["final_obs"]``, and actions that are none do nothing.
+
+    Args:
+        num_envs, settings: as for ``BasePongVectorEnv``.
+        seed, device: as for ``PongVectorEnv``; so are the errors.
+    """
+
+    def __init__(
+        self, num_envs: int, settings: Settings, seed: Seed | None = None, device: Any = "cuda"
+    ) -> None:
+        super().__init__(num_envs, settings)
+        # The device is fixed now: "cuda" means another one when torch's current device changes.
+        self._gpu = torch.device(device).index
+        if self._gpu is None:
+            self._gpu = 0 if SIMULATED else torch.cuda.current_device()
+        self.device = torch.device("cpu" if SIMULATED else f"cuda:{self._gpu}")
+        self._state = self._there(np.zeros((FIELDS, self.num_envs), np.int32))
+        self._beginnings = self._there(beginnings(max(settings.noop_max, 2), self._beginning))
+        self._most = self._there(np.zeros(2, np.int32))
+        self._blocks = -(-self.num_envs // PLAYERS)
+        self._seed(seed)
+
+    def _there(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _draw_noops(self, draws: int) -> None:
+        super()._draw_noops(draws)
+        self._noops_there = self._there(self._noops)
+        self._counts: torch.Tensor | None = None  # of the device, when they were last asked for
+        self._pictures = 0  # since then
+
+    def reset(
+        self, *, seed: Seed | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """As ``ThreadedPongVectorEnv.reset``."""
+        self._check_reset(options)
+        if seed is not None:
+            self._seed(seed)
+        self._playing = []
+        self._launch(begin, self._blocks, PLAYERS, self._state, self._beginnings, self._noops_there)
+        self._observations = torch.empty(self._shape, dtype=torch.uint8, device=self.device)
+        new = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        self._see(new, new, self._observations)
+        return self._observations.clone(), self._info()
+
+    def send(self, actions: Any) -> None:
+        """Let the games go on with these actions: a tensor there, int64 (num_envs,), or an array.
+
+        Raises:
+            ValueError: another shape.
+            EmulatorError: some steps ago a picture was not drawn as it should be.
+            gymnasium.error.Error: as ``ThreadedPongVectorEnv.send``.
+        """
+        self._check_turn("send")
+        actions = torch.as_tensor(actions, dtype=torch.int64, device=self.device).contiguous()
+        if actions.shape != (self.num_envs,):
+            raise ValueError(f"actions are of shape ({self.num_envs},), not {tuple(actions.shape)}")
+        rewards = torch.empty(self.num_envs, dtype=torch.int32, device=self.device)
+        over, cut = torch.empty((2, self.num_envs), dtype=torch.bool, device=self.device)
+        self._launch(
+            play, self._blocks, PLAYERS, self._state, self._beginnings, self._noops_there, actions,
+            *self._stepping, rewards, over, cut, self._most,
+        )  # fmt: skip
+        before, self._observations = self._observations, torch.empty_like(self._observations)
+        self._see(over, cut, before)
+        self._playing = [rewards.sign_() if self._settings.reward_clipping else rewards, over, cut]
+
+    def recv(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """As ``ThreadedPongVectorEnv.recv``; the tensors there may still be computed."""
+        if not self._playing:
+            raise NoAsyncCallError("recv: call send first", "recv")
+        (rewards, over, cut), self._playing = self._playing, []
+        return self._observations.clone(), rewards, over, cut, self._info()
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """``send`` and ``recv``."""
+        self.send(actions)
+        return self.recv()
+
+    def _here(self, state: torch.Tensor) -> np.ndarray:
+        return state.cpu().numpy()
+
+    def _see(self, over: torch.Tensor, cut: torch.Tensor, before: torch.Tensor) -> None:
+        self._launch(
+            see, self.num_envs, VIEWERS, self._state, self._settings.max_pool, over, cut, before,
+            self._observations, self._most,
+        )  # fmt: skip
+        self._pictures += 1
+        if self._pictures == WATCH:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Look at the counts asked for last time, which are here by now, and ask for new ones."""
+        if self._counts is not None:
+            if not SIMULATED:
+                self._arrived.synchronize()  # so the CPU is never further ahead than this
+            changes, rows, drawn = self._counts.tolist()
+            if changes or rows:
+                raise EmulatorError(
+                    f"a picture had {changes or 'few'} changes and {rows or 'few'} different rows, "
+                    f"but only {LOG_SIZE} and {ROWS} are kept"
+                )
+            if drawn + 2 * WATCH > len(self._noops):  # at most one in every step since, and to come
+                self._draw_noops(2 * len(self._noops))
+        counts = torch.cat([self._most, self._state[NOOPS_DRAWN].max().view(1)])
+        self._counts = counts.to("cpu", non_blocking=True)
+        if not SIMULATED:
+            self._arrived = torch.cuda.current_stream(self.device).record_event()
+        self._pictures = 0
+
+    def _launch(self, function: Any, blocks: int, threads: int, *arguments: Any) -> None:
+        with cuda.gpus[self._gpu]:  # else Numba would launch on torch's current device
+            stream: Any = 0
+            if not SIMULATED:
+                stream = cuda.external_stream(torch.cuda.current_stream(self.device).cuda_stream)
+            function[blocks, threads, stream](*map(_argument, arguments))
+
+    def _info(self) -> dict[str, Any]:
+        return {"episode_frame_number": self._state[EMULATED_FRAMES].clone()}
+
+
+def beginnings(count: int, beginning: np.ndarray) -> np.ndarray:
+    """The states of new games after 0, 1, ... emulated frames, int32 (count, FIELDS).
+
+    That after 0 is that after 1: FIRE is always pressed.
+
+    Args:
+        count: of states.
+        beginning: of ``pong.new_game``.
+    """
+    state = np.zeros((FIELDS, count), np.int32, order="F")
+    noops = np.maximum(np.arange(count, dtype=np.int32), 1)[None]
+    observations = np.empty((count, 1, SIZE, SIZE), np.uint8)
+    changes = reset_games(state, 0, count, beginning, noops, GREYS, scratch(), observations)
+    check_changes(changes)
+    return np.ascontiguousarray(state.T)
+
+
+def _argument(argument: Any) -> Any:
+    """What a kernel takes for it."""
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    return argument.numpy() if SIMULATED else cuda.as_cuda_array(argument, sync=False)

@@ -1,0 +1,104 @@
+"""The processor's instructions: a 6507, which is a 6502 with fewer address lines.
+
+An instruction is one byte that says what to do and how to find the operand, followed by none,
+one or two bytes of operand. Its cycles follow from the two.
+
+Source: MOS Technology, MCS6500 Microcomputer Family Programming Manual, 1976, appendix B.
+"""
+
+from typing import NamedTuple
+
+# How an operand is found: its bytes, and the cycles of an instruction that reads it. Crossing a
+# page of 256 bytes costs another one, and so does taking a branch: the running program shows it.
+MODES = {
+    "implied": (0, 2),
+    "accumulator": (0, 2),
+    "immediate": (1, 2),
+    "zero": (1, 3),
+    "zero,x": (1, 4),
+    "zero,y": (1, 4),
+    "(zero),y": (1, 5),
+    "relative": (1, 2),
+    "absolute": (2, 4),
+    "absolute,x": (2, 4),
+    "absolute,y": (2, 4),
+    "(absolute)": (2, 5),
+}
+SPECIAL_CYCLES = {
+    ("BRK", "implied"): 7,
+    ("JSR", "absolute"): 6,
+    ("JMP", "absolute"): 3,
+    ("PHP", "implied"): 3,
+    ("RTI", "implied"): 6,
+    ("RTS", "implied"): 6,
+}
+READ_AND_WRITE = ("ASL", "LSR", "ROL", "ROR", "INC", "DEC")  # two cycles more in memory
+
+# Opcodes by operand mode, for the instructions that Pong uses.
+OPCODES = {
+    "implied": "00 BRK 08 PHP 18 CLC 38 SEC 40 RTI 60 RTS 78 SEI 88 DEY 8A TXA 98 TYA 9A TXS "
+    "A8 TAY AA TAX BA TSX C8 INY CA DEX D8 CLD E8 INX",
+    "accumulator": "0A ASL 2A ROL 4A LSR 6A ROR",
+    "immediate": "09 ORA 29 AND 49 EOR 69 ADC A0 LDY A2 LDX A9 LDA C0 CPY C9 CMP E0 CPX E9 SBC",
+    "zero": "05 ORA 06 ASL 24 BIT 25 AND 45 EOR 46 LSR 65 ADC 84 STY 85 STA 86 STX A4 LDY A5 LDA "
+    "A6 LDX C4 CPY C5 CMP C6 DEC E4 CPX E5 SBC E6 INC",
+    "zero,x": "15 ORA 35 AND 55 EOR 75 ADC 94 STY 95 STA B4 LDY B5 LDA D5 CMP D6 DEC F5 SBC F6 INC",
+    "zero,y": "96 STX B6 LDX",
+    "(zero),y": "11 ORA 31 AND 51 EOR 71 ADC 91 STA B1 LDA D1 CMP F1 SBC",
+    "relative": "10 BPL 30 BMI 50 BVC 70 BVS 90 BCC B0 BCS D0 BNE F0 BEQ",
+    "absolute": "0D ORA 20 JSR 2C BIT 2D AND 4C JMP 4D EOR 6D ADC 8C STY 8D STA 8E STX AC LDY "
+    "AD LDA AE LDX CD CMP ED SBC",
+    "absolute,x": "1D ORA 3D AND 5D EOR 7D ADC 9D STA BC LDY BD LDA DD CMP FD SBC",
+    "absolute,y": "19 ORA 39 AND 59 EOR 79 ADC 99 STA B9 LDA BE LDX D9 CMP F9 SBC",
+    "(absolute)": "6C JMP",
+}
+TABLE = {
+    int(opcode, 16): (name, mode)
+    for mode, pairs in OPCODES.items()
+    for opcode, name in zip(pairs.split()[::2], pairs.split()[1::2], strict=True)
+}
+
+
+class Instruction(NamedTuple):
+    """An instruction of the program."""
+
+    address: int
+    name: str
+    mode: str  # how the operand is found
+    operand: int  # a number or an address; of a branch, the address it may lead to
+    cycles: int  # at least
+    following: int  # the address of the next instruction
+
+    def __str__(self) -> str:
+        if self.mode in ("implied", "accumulator"):
+            return f"{self.address:04X} {self.name}"
+        digits = 4 if self.operand > 0xFF else 2
+        prefix = "#" if self.mode == "immediate" else ""
+        shape = self.mode if "," in self.mode or "(" in self.mode else "zero"
+        operand = shape.replace("absolute", "zero").replace(
+            "zero", f"{prefix}{self.operand:0{digits}X}"
+        )
+        return f"{self.address:04X} {self.name} {operand}"
+
+
+def decode(rom: bytes, address: int) -> Instruction:
+    """The instruction at an address of the cartridge.
+
+    Raises:
+        KeyError: that is no instruction of ``OPCODES``.
+    """
+    opcode, low, high = (rom[(address + i) % len(rom)] for i in range(3))
+    name, mode = TABLE[opcode]
+    size, cycles = MODES[mode]
+    operand = low | high << 8 if size == 2 else low
+    following = address + 1 + size
+    if mode == "relative":
+        operand = following + low - (256 if low > 127 else 0)
+    if name == "BRK":
+        following = address + 2  # a byte for the programmer's use comes after it
+    cycles = SPECIAL_CYCLES.get((name, mode), cycles)
+    if name in READ_AND_WRITE and mode != "accumulator":
+        cycles += 2
+    if name == "STA" and mode in ("absolute,x", "absolute,y", "(zero),y"):
+        cycles += 1  # a write always waits for the carry into the high byte
+    return Instruction(address, name, mode, operand, cycles, following)

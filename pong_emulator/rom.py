@@ -1,0 +1,57 @@
+"""Pong's cartridge: 2 KB of machine code, read from the installed ale-py, and facts about it."""
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+
+from .errors import EmulatorError
+
+SHA256 = "41623e3c26148f96cbe77d56512845d224a63c8fe5bf90e38527155e39ec96d3"
+SIZE = 2048  # bytes; the processor sees them twice in the 4 KB of a cartridge
+FIRST = 0xF000  # the address of the first byte, as the program uses it
+
+# What following the jumps does not tell, but running the program does.
+PICTURE_END = 0xF0CC  # the instruction that clears VSYNC
+INDIRECT = {0xF19B: 0xF386, 0xF1A4: 0xF3F5}  # indirect jumps, in the first of its games
+ALWAYS = {0xF01D}  # branches that are always taken: BEQ behind LDY #00
+
+# Where the program keeps things: bytes of RAM, counted from 0x80; found by watching them.
+CLOCK = 9  # emulated frames, in units of 256; 8 has the rest. When it comes to 256, after 18
+# minutes, the program takes the Atari for left alone: no ball, other points, ever other colours.
+SERVE_IN = 11  # emulated frames until the ball is served
+POINTS_B, POINTS_A = 13, 14  # of the program's player and the agent
+BALL_X, BALL_Y = 49, 54  # 0: there is no ball
+BALL_LEFT, BALL_DOWN = 58, 56  # the ball's speed, signed
+PADDLE_Y_B, PADDLE_Y_A = 50, 51  # upper edges
+LAST_POINT = 21  # who has so many wins
+
+
+def read_rom(path: Path | None = None) -> bytes:
+    """The 2,048 bytes of the cartridge.
+
+    Args:
+        path: of the ROM; by default that of the installed ale-py.
+
+    Raises:
+        EmulatorError: there is none, or it is not the Pong that this package translates.
+    """
+    path = path or _installed_rom()
+    try:
+        rom = path.read_bytes()
+    except OSError as error:
+        raise EmulatorError(f"no ROM at {path} ({error.strerror}): reinstall ale-py") from None
+    if hashlib.sha256(rom).hexdigest() != SHA256:
+        raise EmulatorError(
+            f"{path} is not the Pong that is translated here, but another ROM of {len(rom):,} "
+            "bytes: use ale_py.AtariVectorEnv for it"
+        )
+    return rom
+
+
+def _installed_rom() -> Path:
+    package = find_spec("ale_py")
+    if package is None or package.origin is None:
+        raise EmulatorError(
+            "Pong's ROM comes with ale-py, which is not installed: pip install ale-py"
+        )
+    return Path(package.origin).parent / "roms" / "pong.bin"

@@ -1,0 +1,186 @@
+"""Games that threads of the CPU play."""
+
+import os
+import reprlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numba
+import numpy as np
+from gymnasium.error import NoAsyncCallError
+
+from .games import Scratch, reset_games, scratch, step_games
+from .pong import ACTIONS
+from .state import EMULATED_FRAMES, FIELDS, NOOPS_DRAWN
+from .television import GREYS
+from .vector_env import BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
+
+Share = tuple[int, int, Scratch]  # games from one to before the other, and what to work in
+Results = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+class ThreadedPongVectorEnv(BasePongVectorEnv):
+    """``PongVectorEnv`` with ``device="cpu"``.
+
+    Args:
+        num_envs, settings: as for ``BasePongVectorEnv``.
+        seed, threads: as for ``PongVectorEnv``.
+    """
+
+    # A step that was sent: the shares of other threads, and what is left to the one that waits.
+    _playing: tuple[list[Future], list[Callable[[], dict[int, np.ndarray]]]] | None = None
+
+    def __init__(
+        self, num_envs: int, settings: Settings, seed: Seed | None = None, threads: int = 0
+    ) -> None:
+        check_at_least(0, threads=threads)
+        super().__init__(num_envs, settings)
+        # Two games at least: the compiled functions know arrays whose columns lie side by side.
+        self._state = np.zeros((FIELDS, max(2, num_envs)), np.int32, order="F")
+        threads = min(threads or numba.config.NUMBA_DEFAULT_NUM_THREADS, num_envs)
+        edges = np.linspace(0, num_envs, threads + 1).astype(int)
+        self._shares: list[Share] = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
+        self._begin_threads()
+        self._results: tuple[np.ndarray, ...] = ()
+        self._seed(seed)
+
+    def reset(
+        self, *, seed: Seed | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin new games.
+
+        Args:
+            seed: as for ``PongVectorEnv``; None: no-ops are drawn on from where they are.
+            options: there are none.
+
+        Returns:
+            Observations uint8 (num_envs, stack, 84, 84) and info, both new.
+
+        Raises:
+            ValueError: there are options, or not as many seeds as games.
+            EmulatorError: a picture changed too often to be drawn.
+        """
+        self._check_reset(options)
+        self._wait()
+        if seed is not None:
+            self._seed(seed)
+        observations = np.empty(self._shape, np.uint8)
+        for begin, end, work in self._shares:
+            self._reset(begin, end, work, observations)
+        self._observations = observations
+        return observations.copy(), self._info()
+
+    def send(self, actions: np.ndarray) -> None:
+        """Let the games go on with these actions, integers (num_envs,); returns at once.
+
+        With one thread ``recv`` plays: another one would only take its core away from this one.
+
+        Raises:
+            ValueError: these are no actions.
+            gymnasium.error.Error: closed, never reset, or ``recv`` was not called in between.
+        """
+        self._begin("send", actions, own=self._shares if len(self._shares) == 1 else [])
+
+    def recv(self) -> Results:
+        """Wait for all games.
+
+        Returns:
+            Observations uint8 (num_envs, stack, 84, 84), rewards int32 (num_envs,), terminated and
+            truncated, both bool (num_envs,), and info; all of them new arrays.
+
+        Raises:
+            gymnasium.error.NoAsyncCallError: ``send`` was not called before.
+            EmulatorError: a picture changed too often to be drawn.
+        """
+        if not self._playing:
+            raise NoAsyncCallError("recv: call send first", "recv")
+        last = self._wait()
+        rewards, terminated, truncated = self._results
+        info = self._info()
+        if last:
+            info["final_obs"] = self._observations.copy()
+            for g, observation in last.items():
+                info["final_obs"][g] = observation
+        if self._settings.reward_clipping:
+            np.sign(rewards, out=rewards)
+        # The next ones begin with these, so who gets them gets a copy: 1 to 5 % of a step.
+        return self._observations.copy(), rewards, terminated, truncated, info
+
+    def step(self, actions: np.ndarray) -> Results:
+        """``send`` and ``recv``; this thread plays a share itself, as handing it on takes 40 us."""
+        self._begin("step", actions, own=self._shares[-1:])
+        return self.recv()
+
+    def _begin_threads(self) -> None:
+        self._pool, self._process = ThreadPoolExecutor(len(self._shares), "pong"), os.getpid()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the threads."""
+        if hasattr(self, "_pool"):  # not where the arguments were refused
+            self._pool.shutdown()
+
+    def _begin(self, call: str, actions: np.ndarray, own: list[Share]) -> None:
+        """Begin a step; ``own`` are the last shares, which whoever waits for it plays."""
+        self._check_turn(call)
+        actions = np.asarray(actions)
+        good = actions.dtype.kind in "iu" and actions.shape == (self.num_envs,)
+        if not good or actions.min() < 0 or actions.max() >= len(ACTIONS):
+            raise ValueError(
+                f"actions are integers from 0 to {len(ACTIONS) - 1} of shape ({self.num_envs},), "
+                f"not {actions.dtype} of shape {actions.shape}: {reprlib.repr(actions.tolist())}"
+            )
+        actions = np.array(actions, np.int64)  # the caller may change its own before they are read
+        before, self._observations = self._observations, np.empty_like(self._observations)
+        ends = np.empty((2, self.num_envs), np.bool_)
+        self._results = np.empty(self.num_envs, np.int32), *ends
+        task = actions, before, self._observations
+        if self._process != os.getpid():
+            self._begin_threads()  # a fork has no threads of the process that it comes from
+        others = self._shares[: len(self._shares) - len(own)]
+        self._playing = (
+            [self._pool.submit(self._play, *share, *task) for share in others],
+            [partial(self._play, *share, *task) for share in own],
+        )
+
+    def _play(
+        self, begin: int, end: int, work: Scratch, actions: np.ndarray, before: np.ndarray,
+        after: np.ndarray,
+    ) -> dict[int, np.ndarray]:  # fmt: skip
+        """What a thread does: a step of its games, and new ones for those that ended."""
+        rewards, over, cut = self._results
+        changes = step_games(
+            self._state, begin, end, GREYS, work, actions, self._stepping, before, after,
+            rewards, over, cut,
+        )  # fmt: skip
+        check_changes(changes)
+        ended = [int(g) for g in begin + np.flatnonzero(over[begin:end] | cut[begin:end])]
+        last = {g: after[g].copy() for g in ended}
+        for g in ended:
+            self._reset(g, g + 1, work, after)
+        return last
+
+    def _reset(self, begin: int, end: int, work: Scratch, observations: np.ndarray) -> None:
+        if self._state[NOOPS_DRAWN, begin:end].max() == len(self._noops):
+            self._draw_noops(2 * len(self._noops))
+        args = self._beginning, self._noops, GREYS, work, observations
+        check_changes(reset_games(self._state, begin, end, *args))
+
+    def _wait(self) -> dict[int, np.ndarray]:
+        """Until all games had their step; the last observations of those that ended."""
+        others, own = self._playing or ([], [])
+        self._playing = None
+        last: dict[int, np.ndarray] = {}
+        try:
+            for play in own:
+                last |= play()
+        finally:  # the games of the others have had their step, too
+            wait(others)
+        for share in others:
+            last |= share.result()
+        return last
+
+    def _info(self) -> dict[str, Any]:
+        return {"episode_frame_number": self._state[EMULATED_FRAMES, : self.num_envs].copy()}

@@ -1,0 +1,194 @@
+"""What games on the CPU and on a GPU have in common: settings, spaces, seeds and turns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, ResetNeeded
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from .errors import EmulatorError
+from .games import draw_game, scratch
+from .pong import ACTIONS, new_game
+from .preprocessing import SIZE
+from .state import FIELDS, LOG_SIZE, NOOPS_DRAWN, RAM
+from .television import COLOURS, RGB
+from .tia import LINES, WIDTH
+
+DRAWS = 64  # resets that are drawn at once
+MOST = 2**31 - 1  # what a number of the state can be
+FRAME_RATE = 60  # emulated frames per second of the television
+
+Seed = int | Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an agent sees the games; see ``PongVectorEnv``.
+
+    Raises:
+        ValueError: a number is too small, or there is no such render mode.
+    """
+
+    stack: int
+    frame_skip: int
+    max_pool: bool
+    noop_max: int
+    reward_clipping: bool
+    max_num_frames_per_episode: int
+    render_mode: str | None
+
+    def __post_init__(self) -> None:
+        check_at_least(0, noop_max=self.noop_max)
+        check_at_least(1, stack=self.stack, frame_skip=self.frame_skip)
+        check_at_least(1, max_num_frames_per_episode=self.max_num_frames_per_episode)
+        if self.render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode is {self.render_mode!r}, and must be rgb_array or None")
+
+
+def check_at_least(least: int, **numbers: int) -> None:
+    """Raise ValueError if a number is smaller, too large, or not whole; its name is told."""
+    for name, number in numbers.items():
+        whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if not whole or not least <= number <= MOST:
+            told = f"must be a whole number from {least} to {MOST:,}"
+            raise ValueError(f"{name} is {number!r}, and {told}")
+
+
+class BasePongVectorEnv(VectorEnv):
+    """Games of Pong; whoever plays them has the state and the turns.
+
+    Args:
+        num_envs: games played at once.
+        settings: how an agent sees them.
+
+    Raises:
+        ValueError: num_envs is too small.
+    """
+
+    _state: Any  # int32 (FIELDS, games)
+    _noops: np.ndarray  # int32 (draws, games): emulated frames before the agent plays, by reset
+    _observations: Any = None  # the last ones
+    _playing: Any = None  # what ``recv`` waits for
+
+    def __init__(self, num_envs: int, settings: Settings) -> None:
+        check_at_least(1, num_envs=num_envs)
+        self.num_envs = num_envs
+        self.render_mode = settings.render_mode
+        self.metadata = {
+            "autoreset_mode": AutoresetMode.SAME_STEP,
+            "render_modes": ["rgb_array"],
+            "render_fps": FRAME_RATE / settings.frame_skip,
+        }
+        self.single_observation_space = Box(0, 255, (settings.stack, SIZE, SIZE), np.uint8)
+        self.single_action_space = Discrete(len(ACTIONS))
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._shape = (num_envs, settings.stack, SIZE, SIZE)  # of observations
+        self._settings = settings
+        # Of a step, as the compiled functions take it.
+        limit = settings.max_num_frames_per_episode
+        self._stepping = int(settings.frame_skip), bool(settings.max_pool), int(limit)
+
+    @cached_property
+    def _beginning(self) -> np.ndarray:
+        """The state of a new game, int32 (FIELDS,); the first one waits for the compiler."""
+        return new_game()
+
+    @cached_property
+    def observation_space(self) -> Box:
+        """Of all games; its bounds take four times the memory of an observation."""
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    def _seed(self, seed: Seed | None) -> None:
+        """Seed all games: each with its own number, or with the first one's plus its place."""
+        if seed is None:
+            seed = np.random.SeedSequence().generate_state(1)[0]
+        seeds = np.asarray(seed)
+        whole = seeds.dtype.kind in "iu"
+        if not whole or (seeds.size and not 0 <= seeds.min() <= seeds.max() < 2**63):
+            raise ValueError(f"seed is {seed!r}, and must be a whole number from 0 to 2**63 - 1")
+        seeds = seeds.astype(np.int64)
+        if seeds.shape not in ((), (self.num_envs,)):
+            raise ValueError(f"seed has the shape {seeds.shape}: give one, or {self.num_envs}")
+        self._seeds = (seeds if seeds.ndim else seeds + np.arange(self.num_envs)) % 2**32
+        self._state[NOOPS_DRAWN] = 0
+        self._draw_noops(DRAWS)
+
+    def _draw_noops(self, draws: int) -> None:
+        noops = np.empty((draws, self.num_envs), np.int32)
+        for g, seed in enumerate(self._seeds):
+            noops[:, g] = _uniform(np.random.RandomState(seed), self._settings.noop_max, draws)
+        self._noops = np.maximum(noops, 1)  # FIRE is one of them
+
+    def _check_reset(self, options: dict[str, Any] | None) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError("reset: the games are closed")
+        if options:
+            raise ValueError(f"reset knows no options, but was given {', '.join(options)}")
+
+    def _check_turn(self, call: str) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError(f"{call}: the games are closed")
+        if self._observations is None:
+            raise ResetNeeded(f"{call}: call reset first")
+        if self._playing:
+            raise AlreadyPendingCallError(f"{call}: call recv first, the games are on", call)
+
+    @property
+    def ram(self) -> np.ndarray:
+        """The RAM of all games, uint8 (num_envs, 128); errors as for ``screen``."""
+        self._check_turn("ram")
+        return self._here(self._state[RAM : RAM + 128, : self.num_envs]).T.astype(np.uint8)
+
+    def _here(self, state: Any) -> np.ndarray:
+        """A part of the state, in the CPU's memory."""
+        return state
+
+    def screen(self, i: int) -> np.ndarray:
+        """The last picture of game ``i``, uint8 (210, 160), as numbers of colours.
+
+        Raises:
+            IndexError: there is no such game.
+            gymnasium.error.Error: closed, never reset, or ``recv`` was not called.
+        """
+        self._check_turn("screen")
+        if i not in range(self.num_envs):
+            raise IndexError(f"there is no game {i}, there are 0 to {self.num_envs - 1}")
+        state = np.zeros((FIELDS, 2), np.int32, order="F")  # two, so that it counts as many games
+        state[:, 0] = self._here(self._state[:, i])
+        picture = np.empty((LINES, WIDTH), np.uint8)
+        draw_game(state, 0, COLOURS, scratch(), picture)
+        return picture
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """The last picture of every game, in colours: uint8 (210, 160, 3) each.
+
+        Returns:
+            The pictures; None without a render mode. Errors are those of ``screen``.
+        """
+        if self.render_mode is None:
+            return None
+        self._check_turn("render")
+        return tuple(RGB[self.screen(i)] for i in range(self.num_envs))
+
+
+def check_changes(changes: int) -> None:
+    """Raise EmulatorError if a picture changed more often than its log can hold."""
+    if changes > LOG_SIZE:
+        raise EmulatorError(f"a picture changed {changes} times, more than {LOG_SIZE} are kept")
+
+
+def _uniform(random: np.random.RandomState, below: int, count: int) -> np.ndarray:
+    """Numbers from 0 to ``below`` - 1, as C++'s library draws them from a Mersenne twister.
+
+    Source: Lemire, arXiv:1805.10941.
+    """
+    drawn = np.zeros(0 if below else count, np.int64)
+    while len(drawn) < count:
+        products = below * random.randint(2**32, size=count, dtype=np.uint32).astype(np.int64)
+        drawn = np.append(drawn, products[products % 2**32 >= 2**32 % below] >> 32)
+    return drawn[:count]
