@@ -1,8 +1,8 @@
-"""How playing reaches the ignite engine: events, counters and batches.
+"""How playing reaches the ignite engine: events and counters.
 
 One iteration of the engine is one update. Experience arrives between iterations. It also arrives
 while the replay buffer is filled, before the first iteration. So playing has events of its own,
-fired by ``replay_batches``. Their counters are in the engine's state:
+fired by ``announce``. Their counters are in the engine's state:
 
     frames, episodes   so far
     episode            the last whole game
