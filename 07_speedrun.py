@@ -48,7 +48,8 @@ def train(hp: Options, run: Run) -> State:
         network, hp.dtype, hp.learning_rate, hp.adam_epsilon, float32_layers=("fc.3",)
     )
     rollout = Rollout(hp.rollout, envs.shape, hp.gamma, hp.q_lambda, run.device)
-    progress = Progress()
+    points = Progress()
+    progress = LinearSchedule(0, 1, hp.schedule_frames) if hp.any_game else points
     rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
     averaging = ProgressSchedule(1.0, 1 / hp.averaged, progress)
     epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress, begin=0.7)
@@ -73,28 +74,29 @@ def train(hp: Options, run: Run) -> State:
     def play() -> Iterator[None]:
         updates_due = 0.0
         while not engine.should_terminate:
+            frame = engine.state.frames
             (states,) = upload(run.device, envs.states)
             values, greedy = best(states)
-            actions = explore(greedy, engine.state.frames)
+            actions = explore(greedy, frame)
             envs.send(actions)
             rollout.state_values(states, values)  # and compute returns, while the games are played
-            net.learning_rate.fill_(rate())
-            net.averaging.fill_(averaging())
+            net.learning_rate.fill_(rate(frame))
+            net.averaging.fill_(averaging(frame))
             if rollout.complete:
-                updates_due += epochs() * hp.envs / hp.batch_size
+                updates_due += epochs(frame) * hp.envs / hp.batch_size
             while updates_due >= 1:  # while the games are played
                 updates_due -= 1
                 yield
             step = envs.recv()
             rollout.outcome(actions, step.rewards, step.ended)
-            progress.add(*step.points)
+            points.add(*step.points)
             announce(engine, hp.envs, step.episodes)
 
     best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
     learn = CompiledUpdate(update, run.device, net, rollout.position)
     learn.compile()
     engine = Engine(lambda engine, _: learn())
-    saved = {"net": net, "buffer": rollout, "explore": explore, "points": progress}
+    saved = {"net": net, "explore": explore, "points": points}
     attach_handlers(engine, run, epsilon, saved, net.agent)
     state = engine.run(play())
     if state.solved:

@@ -72,15 +72,16 @@ def train(hp: Options, run: Run) -> State:
     def play() -> Iterator[None]:
         updates_due = 0.0
         while not engine.should_terminate:
+            frame = engine.state.frames
             (states,) = upload(run.device, envs.states)
             values, greedy = best(states)
-            actions = explore(greedy, engine.state.frames)
+            actions = explore(greedy, frame)
             envs.send(actions)
             rollout.state_values(states, values)  # and compute returns, while the games are played
-            net.learning_rate.fill_(rate())
-            net.averaging.fill_(averaging())
+            net.learning_rate.fill_(rate(frame))
+            net.averaging.fill_(averaging(frame))
             if rollout.complete:
-                updates_due += epochs() * hp.envs / hp.batch_size
+                updates_due += epochs(frame) * hp.envs / hp.batch_size
             while updates_due >= 1:  # while the games are played
                 updates_due -= 1
                 yield
@@ -94,7 +95,7 @@ def train(hp: Options, run: Run) -> State:
         learn = CompiledUpdate(update, run.device, net, rollout.position)
         learn.compile()
     engine = Engine(lambda engine, _: learn())
-    saved = {"net": net, "buffer": rollout, "explore": explore, "points": progress}
+    saved = {"net": net, "explore": explore, "points": progress}
     attach_handlers(engine, run, epsilon, saved, net.agent)
     state = engine.run(play())
     if state.solved:

@@ -45,7 +45,7 @@ class Player:
     """A Ray actor with some games and a copy of the network."""
 
     def __init__(self, number: int, hp: Options, frames: int) -> None:
-        seed = player_seed(hp.seed + frames, number)
+        seed = player_seed(hp.seed, number, frames)
         torch.set_num_threads(1)
         self.number, self.message_steps = number, hp.message_steps
         self.envs = hp.make_envs(hp.envs, seed)

@@ -23,7 +23,7 @@ class Tensors:
 
     def __init__(self, games: VectorEnv, there: Callable = lambda tensor: tensor) -> None:
         self.games, self.there = games, there
-        self.single_action_space = games.single_action_space
+        self.num_envs, self.single_action_space = games.num_envs, games.single_action_space
 
     @property
     def ram(self):

@@ -83,6 +83,10 @@ def test_a_schedule_follows_the_share_of_points_won() -> None:
         progress.add(50, 0)
     assert rate(0) == pytest.approx(1e-4)
 
+    by_frame = ProgressSchedule(4e-4, 1e-4, LinearSchedule(0, 1, 1_000))
+    values = [by_frame(frame) for frame in (0, 300, 600, 900, 10**9)]
+    assert values == pytest.approx([4e-4, 4e-4, 2e-4, 1e-4, 1e-4])
+
 
 def test_the_highest_of_two_schedules_that_fall_linearly_and_stay():
     epsilon = Maximum(LinearSchedule(1.0, 0.0, 100), LinearSchedule(0.2, 0.1, 1_000))

@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 
 from lib.envs.resumable import ResumableEnv
+from lib.seeds import game_seeds
 
 
 class Episode(NamedTuple):
@@ -40,7 +41,7 @@ class ExperienceSource:
     Args:
         envs: environments whose observations are ``LazyFrames``.
         agent: maps the list of current states to their actions.
-        seed: environment ``i`` gets ``seed + i``, so games differ, and can be repeated.
+        seed: of the run, see ``lib.seeds``; games differ, and can be repeated.
         steps: agent steps of every environment per list.
     """
 
@@ -68,7 +69,8 @@ class ExperienceSource:
 
     def __iter__(self) -> Iterator[list[Transition]]:
         if not self._states:
-            self._states = [env.reset(seed=self.seed + i)[0] for i, env in enumerate(self.envs)]
+            seeds = zip(self.envs, game_seeds(self.seed, len(self.envs)).tolist(), strict=True)
+            self._states = [env.reset(seed=seed)[0] for env, seed in seeds]
         states, begins = self._states, self._begins
         while True:
             transitions = []

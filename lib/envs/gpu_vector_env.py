@@ -14,6 +14,7 @@ import pong_emulator
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
 from lib.gpu_checks import faster_way
+from lib.seeds import game_seeds
 from lib.transfer import Download, is_asynchronous
 
 
@@ -56,7 +57,7 @@ class GpuStackedVectorEnv:
     Args:
         envs: the games, as those of ``pong_emulator.cuda``, one frame to an observation.
         preprocessing: how many frames make a state, what it shows of them, and its actions.
-        seed: game ``i`` gets ``seed + i``.
+        seed: of the run, see ``lib.seeds``.
         every: steps from one report to the next.
     """
 
@@ -64,7 +65,7 @@ class GpuStackedVectorEnv:
         self, envs: Any, preprocessing: Preprocessing, seed: int = 0, every: int = 32
     ) -> None:
         self._envs, self._preprocessing = envs, preprocessing
-        frames, _ = envs.reset(seed=seed)
+        frames, _ = envs.reset(seed=game_seeds(seed, envs.num_envs))
         device, n = frames.device, len(frames)
         played = preprocessing.actions or range(int(envs.single_action_space.n))
         self.n_actions = len(played)

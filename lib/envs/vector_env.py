@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 import pong_emulator
 from lib.envs.experience import Episode, Transition
 from lib.envs.preprocessing import Preprocessing
+from lib.seeds import game_seeds
 
 
 class VectorStep(NamedTuple):
@@ -35,7 +36,7 @@ class VectorStep(NamedTuple):
 
 
 def ale_games(
-    env_id: str, num_envs: int, threads: int = 0, max_pool: bool = True
+    env_id: str, num_envs: int, threads: int = 0, max_pool: bool = True, sticky: float = 0.0
 ) -> AtariVectorEnv:
     """Games in ALE's C++ threads.
 
@@ -44,6 +45,7 @@ def ale_games(
         num_envs: number of games.
         threads: number of emulating threads; 0: one per core.
         max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
+        sticky: probability that the last action is held for another emulated frame.
     """
     return AtariVectorEnv(
         gym.spec(env_id).kwargs["game"],
@@ -51,24 +53,29 @@ def ale_games(
         num_threads=threads,
         stack_num=1,
         maxpool=max_pool,
+        repeat_action_probability=sticky,
         reward_clipping=False,  # episodes are reported unclipped
         autoreset_mode=AutoresetMode.SAME_STEP,
     )
 
 
-def fast_games(env_id: str, num_envs: int, max_pool: bool, threads: int = 0) -> Any:
+def fast_games(
+    env_id: str, num_envs: int, max_pool: bool, threads: int = 0, sticky: float = 0.0
+) -> Any:
     """Pong played by ``pong_emulator``, where Numba can compile it, and every other game by ALE.
+
+    ALE also plays where actions are sticky.
 
     Both play the same games, pixel for pixel. So players of both kinds can play together.
 
     Args:
-        env_id, num_envs, max_pool, threads: as for ``ale_games``.
+        env_id, num_envs, max_pool, threads, sticky: as for ``ale_games``.
     """
-    if env_id.startswith("Pong") and not pong_emulator.missing():
+    if env_id.startswith("Pong") and not sticky and not pong_emulator.missing():
         return pong_emulator.PongVectorEnv(
             num_envs, threads=threads, stack=1, max_pool=max_pool, reward_clipping=False
         )
-    return ale_games(env_id, num_envs, threads, max_pool)
+    return ale_games(env_id, num_envs, threads, max_pool, sticky)
 
 
 class StackedVectorEnv:
@@ -83,11 +90,12 @@ class StackedVectorEnv:
     Args:
         envs: the games, with one frame per observation: of ``ale_games`` or ``fast_games``.
         preprocessing: how many frames make a state, what it shows of them, and its actions.
-        seed: game ``i`` gets ``seed + i``.
+        seed: of the run, see ``lib.seeds``; or an array, int64 (n,), a seed for each game.
     """
 
-    def __init__(self, envs: Any, preprocessing: Preprocessing, seed: int = 0) -> None:
-        self._envs, self._preprocessing, self._seed = envs, preprocessing, seed
+    def __init__(self, envs: Any, preprocessing: Preprocessing, seed: int | np.ndarray = 0) -> None:
+        self._envs, self._preprocessing = envs, preprocessing
+        self.seeds = seed if isinstance(seed, np.ndarray) else game_seeds(seed, envs.num_envs)
         self._actions = np.array(preprocessing.actions or range(int(envs.single_action_space.n)))
         self.n_actions = len(self._actions)
         frame = np.zeros(envs.single_observation_space.shape[-2:], np.uint8)
@@ -102,7 +110,7 @@ class StackedVectorEnv:
     @cached_property
     def states(self) -> np.ndarray:
         """uint8, (n, stack, height, width). Games begin when they are wanted: all is compiled."""
-        frames, info = self._envs.reset(seed=self._seed)
+        frames, info = self._envs.reset(seed=self.seeds)
         self._lives = info.get("lives", np.zeros(len(frames), dtype=np.int64))
         return np.repeat(self._preprocessing.seen(frames), self._preprocessing.stack, axis=1)
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from lib.learning.schedules import LinearSchedule, Schedule
+from lib.seeds import ACTIONS, stream
 from lib.transfer import upload
 
 # Uint8 states (n, stack, height, width), on the network's device -> values (n, actions).
@@ -22,7 +23,7 @@ class Exploration:
 
     def __init__(self, n_actions: int, epsilon: Schedule, seed: int = 0) -> None:
         self.n_actions, self.epsilon = n_actions, epsilon
-        self._rng = np.random.default_rng(seed)
+        self._rng = stream(seed, ACTIONS)
 
     def __call__(self, greedy: torch.Tensor, frame: int) -> np.ndarray:
         """The actions to play at this frame, int64 (n,); the greedy ones may be on any device."""
@@ -49,7 +50,7 @@ class EpsilonGreedyAgent:
         n_actions: number of discrete actions.
         epsilon: the schedule, by frame.
         device: where ``q_function`` wants its states.
-        seed: of the random actions.
+        seed: of the run.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class EpsilonGreedyAgent:
         self.q_function, self.n_actions, self.epsilon = q_function, n_actions, epsilon
         self.device = torch.device(device)
         self.frames = 0  # frames for which an action was chosen
-        self._rng = np.random.default_rng((seed, 1))  # a random stream of its own
+        self._rng = stream(seed, ACTIONS)
 
     def __call__(self, states: Sequence[Any]) -> np.ndarray:
         """Choose an action for every state, int64 (n,); one forward pass for all that need one.

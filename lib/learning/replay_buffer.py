@@ -18,6 +18,7 @@ import torch
 
 from lib.devices import Device
 from lib.envs.experience import Transition
+from lib.seeds import REPLAY, stream
 from lib.transfer import gather
 
 Shape = tuple[int, int, int]  # (stack, height, width)
@@ -47,7 +48,7 @@ class ReplayRings:
             oldest, and ends with the next state.
         observation_shape: of the stacked observation.
         device: where sampled batches go.
-        seed: of the random samples.
+        seed: of the run.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class ReplayRings:
         self._rewards = np.empty(capacity, dtype=np.float32)
         self._terminated = np.empty(capacity, dtype=np.bool_)
         self._frames_written = self._transitions_written = 0
-        self._rng = np.random.default_rng((seed, 2))  # a random stream of its own
+        self._rng = stream(seed, REPLAY)
 
     def __len__(self) -> int:
         """Transitions in the buffer, at most ``capacity``."""

@@ -1,6 +1,6 @@
 """The frames of the last rollout, and their returns."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ class Targets(NamedTuple):
 class Rollout:
     """Records a rollout of all environments; then computes its returns, and records the next one.
 
-    The finished rollout stays in its place, where a compiled or captured update finds it.
+    The finished rollout stays in its place, where a compiled or captured update finds it. No
+    checkpoint has it: a resumed run plays a new one, and learns from that.
 
     Args:
         length: steps of each environment in a rollout.
@@ -83,19 +84,6 @@ class Rollout:
         for table, column in zip(tables, columns, strict=True):
             table[self._step].copy_(column)
         self._step += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: the finished rollout."""
-        past, position = dict(self.past._asdict()), self.position
-        return {"past": past, "order": self._order, "next": position, "complete": self.complete}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the finished rollout; a new one begins."""
-        for mine, kept in zip(self.past, state["past"].values(), strict=True):
-            mine.copy_(kept)
-        self._order.copy_(state["order"])
-        self.position.copy_(state["next"])
-        self.complete = state["complete"]
 
     def sample(self, batch_size: int) -> Targets:
         """The next frames of the finished rollout, in a random order that repeats at its end."""

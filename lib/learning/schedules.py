@@ -31,6 +31,10 @@ class Progress:
     def __init__(self, points: int = 1_000) -> None:
         self.points, self.share = points, 0.0
 
+    def __call__(self, frame: int) -> float:
+        """The share now, whatever the frame."""
+        return self.share
+
     def add(self, won: int, lost: int) -> None:
         """Count points."""
         if won + lost:
@@ -54,20 +58,21 @@ class ProgressSchedule:
     Args:
         start: the value until the agent wins the share ``begin``.
         final: the value from the share ``end`` on; more than 0, as it is reached by factors.
-        progress: of the agent.
+        progress: the share of points won: a ``Progress``. Or any number that rises from 0 to 1,
+            by frame: in a game without lost points the share says nothing.
         begin: 0.3 of the points: games end 9:21.
         end: 0.9 of the points: games end 21:2.
     """
 
     def __init__(
-        self, start: float, final: float, progress: Progress, begin: float = 0.3, end: float = 0.9
+        self, start: float, final: float, progress: Schedule, begin: float = 0.3, end: float = 0.9
     ) -> None:
         self.start, self.final, self.progress = start, final, progress
         self.begin, self.end = begin, end
 
-    def __call__(self, frame: int = 0) -> float:
-        """The value now, whatever the frame."""
-        fallen = (self.progress.share - self.begin) / (self.end - self.begin)
+    def __call__(self, frame: int) -> float:
+        """The value at this frame."""
+        fallen = (self.progress(frame) - self.begin) / (self.end - self.begin)
         fallen = min(max(fallen, 0.0), 1.0)
         return self.start ** (1 - fallen) * self.final**fallen
 

@@ -71,7 +71,6 @@ class Player:
             with the queue and ``args``. Its exceptions become the trainer's ``Failure``.
         args: passed to ``play``.
         bound: how many transitions the player may be ahead.
-        seed: of the player's process.
         timeout: seconds without a transition after which the player counts as lost.
         device: where the player acts.
     """
@@ -81,12 +80,11 @@ class Player:
         play: Callable[..., None],
         args: tuple[Any, ...],
         bound: int,
-        seed: int = 0,
         timeout: float = 60.0,
         device: torch.device | str = "cpu",
     ) -> None:
         self.bound, self.timeout = bound, timeout
-        self._play, self._args, self._seed = play, args, seed
+        self._play, self._args = play, args
         self._on_gpu = torch.device(device).type != "cpu"
         self._copies: list[CopyOnCpu] = []
         self._lost: Failure | None = None
@@ -119,7 +117,7 @@ class Player:
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(
             target=_run_player,
-            args=(theirs, self.bound, self._seed, self._play, Packed(args)),
+            args=(theirs, self.bound, self._play, Packed(args)),
             name="player",
             daemon=True,  # never outlives the trainer
         )
@@ -237,12 +235,10 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run_player(
-    pipe: Connection, bound: int, seed: int, play: Callable[..., None], packed: bytes
-) -> None:
+def _run_player(pipe: Connection, bound: int, play: Callable[..., None], packed: bytes) -> None:
     """The main function of the player's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows, where nothing is blocked
-    prepare_torch(seed)
+    prepare_torch(seed=0)  # its random numbers are streams of lib.seeds
     torch.set_num_threads(1)  # one state at a time needs no more; the trainer needs the cores
     exit_code = 0
     try:

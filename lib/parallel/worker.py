@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lib.envs.vector_env import StackedVectorEnv, fast_games
+from lib.seeds import PLAYERS, stream
 from lib.training.options import ReplayOptions, of_playing, of_wrappers
 
 
@@ -80,10 +81,10 @@ def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
     return (0.4 ** (1 + 7 * np.arange(count) / (count - 1))).reshape(games, players).T
 
 
-def player_seed(seed: int, number: int) -> int:
-    """The seed of a player's games and actions; a restarted player gets another one."""
+def player_seed(seed: int, number: int, frames: int) -> int:
+    """The seed of a player's games and actions; another one if the run or it was restarted."""
     import ray
 
     replaces = ray.get_runtime_context().was_current_actor_reconstructed
-    parts = (seed, number, time_ns() if replaces else 0)
-    return int(np.random.default_rng(parts).integers(2**31 - 1_000))
+    numbers = (number, frames, time_ns() if replaces else 0)
+    return int(stream(seed, PLAYERS, *numbers).integers(2**62))

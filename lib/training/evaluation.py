@@ -23,6 +23,7 @@ from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import StackedVectorEnv, fast_games
 from lib.learning.agents import QFunction
 from lib.learning.dqn_model import DQN, NETWORKS
+from lib.seeds import ACTIONS, TRIAL, game_seeds, stream
 from lib.training.checkpoints import SETTINGS, CheckpointError
 from lib.training.run import Run
 from lib.transfer import upload
@@ -30,8 +31,10 @@ from lib.transfer import upload
 EPISODES = 30
 EPSILON = 0.01
 GAMES = f"games after up to {Preprocessing.noop_max} no-ops"
-SEED = 1_000_000  # of the first game; far from those of training
-TRIAL_SEED = 2_000_000  # of the first game of the first trial; far from those after training
+SEED = 1_000_000  # of the first game; all games of training have larger ones
+STICKY_EPISODES = 16  # ALE plays them, on two cores for some 5 seconds; 64 would take 20
+STICKY = 0.25  # as in ALE/Pong-v5
+STICKY_GAMES = f"sticky actions ({STICKY:g}), not required"
 
 
 def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
@@ -57,11 +60,15 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
     return TransformAction(env, lambda action: actions[action], Discrete(len(actions)))
 
 
-def make_games(preprocessing: Preprocessing, count: int, seed: int) -> StackedVectorEnv:
-    """Games to play at once, with ALE's standard starts; game ``i`` gets ``seed + i``."""
-    return StackedVectorEnv(
-        fast_games(preprocessing.env, count, preprocessing.max_pool), preprocessing, seed
-    )
+def make_games(
+    preprocessing: Preprocessing, seeds: np.ndarray, sticky: float = 0.0
+) -> StackedVectorEnv:
+    """Games to play at once, with ALE's standard starts; one for each of the seeds, int64 (n,).
+
+    ``sticky`` is as for ``ale_games``.
+    """
+    games = fast_games(preprocessing.env, len(seeds), preprocessing.max_pool, sticky=sticky)
+    return StackedVectorEnv(games, preprocessing, seeds)
 
 
 def play_games(
@@ -69,7 +76,6 @@ def play_games(
     q_function: QFunction,
     epsilon: float,
     device: torch.device | str = "cpu",
-    seed: int = SEED,
 ) -> Iterator[list[tuple[int, Episode]]]:
     """Play every game to its end, all of them at once.
 
@@ -81,12 +87,11 @@ def play_games(
         q_function: wants its states on ``device``.
         epsilon: probability of a random action.
         device: of ``q_function``.
-        seed: of random actions; game ``i`` gets ``seed + i``.
 
     Yields:
         After each step the games that ended with it, each with its number, from 0 on.
     """
-    randoms = [np.random.default_rng((seed + i, 1)) for i in range(len(games.states))]
+    randoms = [stream(seed, ACTIONS) for seed in games.seeds.tolist()]
     actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))
     while len(playing):
         (states,) = upload(torch.device(device), games.states[playing])
@@ -105,7 +110,7 @@ def play_games(
 
 def play_game(env: gym.Env, q_function: QFunction, epsilon: float, seed: int) -> Episode:
     """Play one game of ``make_env`` to its end on the CPU, as ``play_games`` plays a game."""
-    random = np.random.default_rng((seed, 1))
+    random = stream(seed, ACTIONS)
     assert isinstance(env.action_space, Discrete)
     state, _ = env.reset(seed=seed)
     while True:
@@ -118,28 +123,37 @@ def play_game(env: gym.Env, q_function: QFunction, epsilon: float, seed: int) ->
 
 
 def evaluate(q_function: QFunction, run: Run) -> list[float]:
-    """Play 30 games with epsilon 0.01; none if the run was interrupted.
+    """Play 30 games with epsilon 0.01, then 16 with sticky actions; none if it was interrupted.
 
-    TensorBoard gets ``evaluation/reward`` when all games have ended.
+    The games are the same ones for all agents, and none of training. TensorBoard gets
+    ``evaluation/reward`` and ``evaluation/sticky_reward`` when all have ended.
 
     Returns:
-        The unclipped reward of each game.
+        The unclipped reward of each of the 30 games.
     """
     if run.signal is not None:
         print("no games after training: the run was interrupted", flush=True)
         return []
-    rewards = [0.0] * EPISODES
-    games = make_games(run.hp.preprocessing, EPISODES, SEED)
-    with tqdm(total=EPISODES, desc=GAMES, leave=False, disable=None) as bar:
+    rewards = _play_all(q_function, run, "reward", GAMES, EPISODES)
+    _play_all(q_function, run, "sticky_reward", STICKY_GAMES, STICKY_EPISODES, STICKY)
+    return rewards
+
+
+def _play_all(
+    q_function: QFunction, run: Run, tag: str, title: str, count: int, sticky: float = 0.0
+) -> list[float]:
+    rewards = [0.0] * count
+    games = make_games(run.hp.preprocessing, SEED + np.arange(count), sticky)
+    with tqdm(total=count, desc=title, leave=False, disable=None) as bar:
         for step, ended in enumerate(play_games(games, q_function, EPSILON, run.device)):
             if step % 100 == 0:  # all games end at about the same time
                 bar.set_postfix(step=step)
             bar.update(len(ended))
             for number, game in ended:
                 rewards[number] = game.reward
-    print(f"{GAMES}, epsilon {EPSILON:g}: {describe(rewards)}", flush=True)
+    print(f"{title}, epsilon {EPSILON:g}: {describe(rewards)}", flush=True)
     for number, reward in enumerate(rewards, start=1):
-        run.tensorboard.writer.add_scalar("evaluation/reward", reward, number)
+        run.tensorboard.writer.add_scalar(f"evaluation/{tag}", reward, number)
     return rewards
 
 
@@ -152,37 +166,48 @@ class Trial:
     """
 
     games: int
-    won: int
-    lost: int
-    mean: float  # reward of the games that ended; 0 if none has
-    bound: float  # of the mean
+    rewards: Sequence[float]  # of the games that ended
+    goal: float  # --stop-reward
+
+    @property
+    def won(self) -> int:
+        """How many games were won."""
+        return sum(reward > 0 for reward in self.rewards)
+
+    @property
+    def lost_by(self) -> float | None:
+        """The points by which the first game was lost; None if none was."""
+        return next((-reward for reward in self.rewards if reward < 0), None)
+
+    @property
+    def mean(self) -> float:
+        """Reward of the games that ended; at least one has."""
+        return statistics.mean(self.rewards)
+
+    @property
+    def decided(self) -> bool:
+        """Whether it was played until it was known how it ends."""
+        return len(self.rewards) == self.games or self.lost_by is not None
 
     @property
     def passed(self) -> bool:
-        """Whether all were won, and by enough points."""
-        return self.won == self.games and self.mean >= self.bound
+        """Whether all games were won, and their mean is ``--stop-reward`` or more."""
+        return self.won == self.games and self.mean >= self.goal
 
 
 def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
     """Play ``--trial-games`` new games at once, with epsilon 0.01; signals end them, too.
 
-    The frame of the engine decides which games. Their mean must be 1 more than ``--stop-reward``.
+    The seed and the frame of the engine decide which games.
     """
     options = run.hp
-    seed = TRIAL_SEED + engine.state.frames
-    games = make_games(options.preprocessing, options.trial_games, seed)
-    rewards: list[float] = []
-    for ended in play_games(games, agent, EPSILON, run.device, seed):
+    seeds = game_seeds(options.seed, options.trial_games, TRIAL, engine.state.frames)
+    trial = Trial(options.trial_games, rewards := [], options.stop_reward)
+    for ended in play_games(make_games(options.preprocessing, seeds), agent, EPSILON, run.device):
         rewards += [game.reward for _, game in ended]
-        if run.signal is not None or min(rewards, default=0) < 0:
+        if run.signal is not None or trial.decided:
             break
-    return Trial(
-        games=options.trial_games,
-        won=sum(reward > 0 for reward in rewards),
-        lost=sum(reward < 0 for reward in rewards),
-        mean=sum(rewards) / max(len(rewards), 1),
-        bound=min(options.stop_reward + 1, 20),
-    )
+    return trial
 
 
 def describe(rewards: Sequence[float]) -> str:

@@ -64,7 +64,8 @@ def attach_handlers(
         if make_agent is None:
             return True
         engine.state.trial = try_agent(make_agent(), engine, run)
-        engine.fire_event(PlayEvents.TRIED)
+        if engine.state.trial.decided:  # no signal ended it
+            engine.fire_event(PlayEvents.TRIED)
         return engine.state.trial.passed
 
     track_reward(engine, run.hp.stop_reward, passes)

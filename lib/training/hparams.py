@@ -24,7 +24,7 @@ NUMBERS = ["replay_size", "replay_initial", "target_sync", "envs", "steps", "sta
 NUMBERS += ["sync_frames", "player_timeout", "noop_max", "max_pool", "episodic_life", "fire_reset"]
 NUMBERS += ["clip_reward", "any_game", "learning_rate_final", "adam_epsilon", "epochs"]
 NUMBERS += ["epochs_final", "averaged", "trial_games", "q_lambda", "epsilon_floor", "players"]
-NUMBERS += ["n_steps", "message_steps", "frames_per_update", "sync_updates"]
+NUMBERS += ["n_steps", "message_steps", "frames_per_update", "sync_updates", "schedule_frames"]
 TEXTS = ["play_device", "resize", "precision", "address", "left_out"]
 
 

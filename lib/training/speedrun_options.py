@@ -63,7 +63,11 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     envs: int = of_playing(16, "environments, stepped together", 1, 1_024)
     rollout: int = of_playing(128, "frames of each environment in a rollout", 1, 1_024)
     trial_games: int = of_run(
-        64, "games that the agent must win, no longer learning, to end training", 1, 1_024
+        64,
+        "new games that end training: the agent, no longer learning, must win all of them, with a "
+        "mean of --stop-reward or more",
+        1,
+        1_024,
     )
     q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
     stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
@@ -76,6 +80,12 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
 @dataclass(frozen=True)
 class SharedCoresOptions(SpeedrunOptions):
     """The settings of 07: as 08, but half of the cores learn, and the others play meanwhile."""
+
+    schedule_frames: int = option(
+        10_000_000,
+        "with --any-game: frames over which falls what falls as the agent wins points of Pong",
+        1,
+    )
 
     @property
     def torch_threads(self) -> int:

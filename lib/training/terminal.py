@@ -65,12 +65,11 @@ class Terminal:
     def tried(self, engine: Engine) -> None:
         """Say what the agent that would be saved made of its games."""
         trial = engine.state.trial
-        whole = trial.lost > 0 or trial.won == trial.games
-        end = "" if trial.passed else "; training goes on" if whole else "; interrupted"
-        say(
-            f"the agent, no longer learning, won {trial.won} and lost {trial.lost} of {trial.games}"
-            f" new games, mean {trial.mean:.1f}{end}"
-        )
+        told = f"mean {trial.mean:.1f}" + f", below {trial.goal:g}" * (trial.mean < trial.goal)
+        if trial.lost_by is not None:
+            told = f"lost one by {trial.lost_by:g} points"
+        end = "" if trial.passed or engine.should_terminate else "; training goes on"
+        say(f"trial: won {trial.won} of {trial.games} new games, {told}{end}")
 
     def frames_played(self, engine: Engine) -> None:
         """Redraw the bar, but not for every frame."""

@@ -1,0 +1,22 @@
+"""The random numbers of a run, in streams that share nothing: with each other, and between seeds.
+
+Neighbouring seeds, which ladders use, would share most of their games if game ``i`` had
+``seed + i``. torch's generator is of another kind, see ``lib.training.machine``.
+"""
+
+import numpy as np
+
+ACTIONS, REPLAY, GAMES, TRIAL, PLAYERS = range(1, 6)  # what a stream is for
+
+
+def stream(seed: int, purpose: int, *numbers: int) -> np.random.Generator:
+    """The stream for a purpose; numbers tell several for the same purpose apart."""
+    return np.random.default_rng((seed, purpose, *numbers))
+
+
+def game_seeds(seed: int, count: int, purpose: int = GAMES, *numbers: int) -> np.ndarray:
+    """Seeds of games, int64 (count,): 31 bits, as ALE wants, the first of them set.
+
+    So games of a run are never those of ``lib.training.evaluation``, which have smaller seeds.
+    """
+    return stream(seed, purpose, *numbers).integers(2**30, 2**31, size=count)
