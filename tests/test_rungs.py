@@ -116,7 +116,12 @@ def test_other_rungs_resume_without_a_seam(script, trained_copy, program):
     assert list(run.parent.iterdir()) == [run]
     after = read_checkpoint(find_checkpoint(run, "latest"))
     assert after["progress"]["frames"] >= frames
-    assert after["progress"]["iteration"] > before["progress"]["iteration"]
+    played, updates = (
+        after["progress"][name] - before["progress"][name] for name in ("frames", "iteration")
+    )
+    assert updates > 0
+    if script in SPEEDRUNS:  # the first new rollout comes before it is learned from, once
+        assert updates <= (played - 16 * 2) / 4 + 1
     assert after["speed"]["seconds"] > before["speed"]["seconds"]
     kept, resumed = (state["settings"]["hyperparameters"] for state in (before, after))
     changed = {name for name in kept if kept[name] != resumed[name]}
