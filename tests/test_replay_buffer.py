@@ -104,10 +104,10 @@ def test_samples_are_bit_equal_to_what_the_wrappers_return():
 
     source = iter(ExperienceSource(envs, agent, seed=3))
     buffer = ReplayBuffer(3_000, (4, 84, 84))
-    for _ in range(1_100):
+    for _ in range(1_400):
         buffer.extend(next(source))
     next(source)  # the agent has seen the last states, too
-    sampled = unpack(buffer.sample(2_000))
+    sampled = unpack(buffer.sample(10_000))
     assert any(end for *_, end, _ in sampled), "no game ended"
     assert {(state, action) for state, action, *_ in sampled} <= acted
     assert {following for *_, end, following in sampled if not end} <= seen

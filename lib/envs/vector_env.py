@@ -59,23 +59,19 @@ def ale_games(
     )
 
 
-def fast_games(
-    env_id: str, num_envs: int, max_pool: bool, threads: int = 0, sticky: float = 0.0
-) -> Any:
+def fast_games(env_id: str, num_envs: int, max_pool: bool, threads: int = 0) -> Any:
     """Pong played by ``pong_emulator``, where Numba can compile it, and every other game by ALE.
-
-    ALE also plays where actions are sticky.
 
     Both play the same games, pixel for pixel. So players of both kinds can play together.
 
     Args:
-        env_id, num_envs, max_pool, threads, sticky: as for ``ale_games``.
+        env_id, num_envs, max_pool, threads: as for ``ale_games``.
     """
-    if env_id.startswith("Pong") and not sticky and not pong_emulator.missing():
+    if env_id.startswith("Pong") and not pong_emulator.missing():
         return pong_emulator.PongVectorEnv(
             num_envs, threads=threads, stack=1, max_pool=max_pool, reward_clipping=False
         )
-    return ale_games(env_id, num_envs, threads, max_pool, sticky)
+    return ale_games(env_id, num_envs, threads, max_pool)
 
 
 class StackedVectorEnv:

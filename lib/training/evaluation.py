@@ -7,6 +7,7 @@ single environment, with every kind of start, and with pictures.
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -20,7 +21,7 @@ from tqdm import tqdm
 from lib.envs.atari_wrappers import check_env_id, make_atari, wrap_deepmind
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
-from lib.envs.vector_env import StackedVectorEnv, fast_games
+from lib.envs.vector_env import StackedVectorEnv, ale_games, fast_games
 from lib.learning.agents import QFunction
 from lib.learning.dqn_model import DQN, NETWORKS
 from lib.seeds import ACTIONS, TRIAL, game_seeds, stream
@@ -32,7 +33,7 @@ EPISODES = 30
 EPSILON = 0.01
 GAMES = f"games after up to {Preprocessing.noop_max} no-ops"
 SEED = 1_000_000  # of the first game; all games of training have larger ones
-STICKY_EPISODES = 16  # ALE plays them, on two cores for some 5 seconds; 64 would take 20
+STICKY_EPISODES = 16  # in ALE: 14 CPU-seconds; 64 would take 50
 STICKY = 0.25  # as in ALE/Pong-v5
 STICKY_GAMES = f"sticky actions ({STICKY:g}), not required"
 
@@ -63,11 +64,9 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
 def make_games(
     preprocessing: Preprocessing, seeds: np.ndarray, sticky: float = 0.0
 ) -> StackedVectorEnv:
-    """Games to play at once, with ALE's standard starts; one for each of the seeds, int64 (n,).
-
-    ``sticky`` is as for ``ale_games``.
-    """
-    games = fast_games(preprocessing.env, len(seeds), preprocessing.max_pool, sticky=sticky)
+    """Games with ALE's standard starts, to play at once: one for each of the seeds, int64 (n,)."""
+    make = partial(ale_games, sticky=sticky) if sticky else fast_games
+    games = make(preprocessing.env, len(seeds), max_pool=preprocessing.max_pool)
     return StackedVectorEnv(games, preprocessing, seeds)
 
 
@@ -175,11 +174,6 @@ class Trial:
         return sum(reward > 0 for reward in self.rewards)
 
     @property
-    def lost_by(self) -> float | None:
-        """The points by which the first game was lost; None if none was."""
-        return next((-reward for reward in self.rewards if reward < 0), None)
-
-    @property
     def mean(self) -> float:
         """Reward of the games that ended; at least one has."""
         return statistics.mean(self.rewards)
@@ -187,7 +181,7 @@ class Trial:
     @property
     def decided(self) -> bool:
         """Whether it was played until it was known how it ends."""
-        return len(self.rewards) == self.games or self.lost_by is not None
+        return len(self.rewards) == self.games or min(self.rewards, default=0) < 0
 
     @property
     def passed(self) -> bool:

@@ -63,11 +63,7 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     envs: int = of_playing(16, "environments, stepped together", 1, 1_024)
     rollout: int = of_playing(128, "frames of each environment in a rollout", 1, 1_024)
     trial_games: int = of_run(
-        64,
-        "new games that end training: the agent, no longer learning, must win all of them, with a "
-        "mean of --stop-reward or more",
-        1,
-        1_024,
+        64, "games to win without learning, mean --stop-reward or more, to end training", 1, 1_024
     )
     q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
     stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
@@ -82,9 +78,7 @@ class SharedCoresOptions(SpeedrunOptions):
     """The settings of 07: as 08, but half of the cores learn, and the others play meanwhile."""
 
     schedule_frames: int = option(
-        10_000_000,
-        "with --any-game: frames over which falls what falls as the agent wins points of Pong",
-        1,
+        10_000_000, "with --any-game: frames over which learning rate, epochs and epsilon fall", 1
     )
 
     @property

@@ -66,8 +66,8 @@ class Terminal:
         """Say what the agent that would be saved made of its games."""
         trial = engine.state.trial
         told = f"mean {trial.mean:.1f}" + f", below {trial.goal:g}" * (trial.mean < trial.goal)
-        if trial.lost_by is not None:
-            told = f"lost one by {trial.lost_by:g} points"
+        if (worst := min(trial.rewards)) < 0:
+            told = f"lost one by {-worst:g} points"
         end = "" if trial.passed or engine.should_terminate else "; training goes on"
         say(f"trial: won {trial.won} of {trial.games} new games, {told}{end}")
 
