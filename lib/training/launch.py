@@ -62,10 +62,11 @@ def launch(
             sys.exit(2)
         say(f"run folder {folder}")
         machine = describe_machine(device)
-        told = ", ".join(f"{name} {value}" for name, value in machine.items())
+        told = ", ".join(f"{name} {value}".replace(" ", "\xa0") for name, value in machine.items())
         autocast = "bfloat16 autocast" if options.amp else "float32"
         precision = getattr(options, "precision", autocast)
-        say(textwrap.fill(f"{script} in {precision} on {told}", 80, subsequent_indent="  "))
+        told = textwrap.fill(f"{script} in {precision} on {told}", 80, subsequent_indent="  ")
+        say(told.replace("\xa0", " "))
         for remark in options.remarks():
             say(remark)
         if checkpoint:
@@ -182,4 +183,4 @@ def say_end(run: Run) -> None:
 def say_how_to_resume(folder: Path | None) -> None:
     """Say it of a run that was interrupted, if it has a checkpoint."""
     if folder and any((folder / FOLDER).glob("*.pt")):
-        say(f"to resume it: python {shlex.join([sys.argv[0], '--resume', str(folder)])}")
+        say(f"resume it with\n  python {shlex.join([sys.argv[0], '--resume', str(folder)])}")
