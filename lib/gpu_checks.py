@@ -55,7 +55,8 @@ def waiting(line: str) -> Iterator[None]:
     """Say what takes long; a terminal also shows the seconds, until it is done."""
     say(line)
     done = threading.Event()
-    with tqdm(bar_format=CLOCK, leave=False, disable=None) as clock:
+    other = bool(tqdm._instances)  # a clock within this one would tell the same
+    with tqdm(bar_format=CLOCK, leave=False, disable=other or None) as clock:
 
         def tick() -> None:
             while not done.wait(1):
