@@ -45,7 +45,7 @@ def test_who_never_moves_loses_every_game(run, monkeypatch, capsys) -> None:
     assert seen == sorted(seen, reverse=True)  # one pass for all games that are still played
     assert (seen[0], len(seen) < 1_000) == (3, True)
     out, err = capsys.readouterr()
-    assert out.startswith("games after up to 30 no-ops, epsilon 0.01: 3 games, mean -21.00, ")
+    assert out.startswith("games after up to 30 no-ops, epsilon 0.01:\n3 games, mean -21.00, ")
     assert err == ""  # no bar where nobody looks
     run.tensorboard.writer.flush()
     assert curve(run.folder, "evaluation/reward") == [(n, -21.0) for n in (1, 2, 3)]

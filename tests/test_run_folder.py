@@ -195,7 +195,7 @@ def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
         monkeypatch.undo()
     first, *lines = filter(None, lines_on(terminal))
     assert first == f"run folder {run.folder}"
-    assert lines[-1].startswith("frame limit reached after 45 frames, 4 episodes and ")
+    assert lines[-1].startswith("frame limit reached after 45 frames and ")
     assert max(map(len, lines)) <= 80
     assert "%" not in "".join(lines)
 

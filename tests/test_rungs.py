@@ -45,7 +45,9 @@ def test_trains_and_leaves_its_record(script, trained):
     assert result.out.splitlines()[-1].startswith("frame limit reached after ")
 
     events, name = read_events(result.folder.parent), result.folder.name
-    assert re.fullmatch(rf"{script}-pong-\S*epsframes400\S*-seed5-\d{{4}}-\d\d-\d\dT\d\d-\d\d-\d\d", name)
+    assert re.fullmatch(
+        rf"{script}-pong-\S*epsframes400\S*-seed5-\d{{4}}-\d\d-\d\dT\d\d-\d\d-\d\d", name
+    )
     tags = set(events.Tags()["scalars"])
     assert {f"episodes/{name}" for name in ("reward", "avg_reward", "steps")} <= tags
     outcome = {tag: events.Scalars(tag)[0].value for tag in tags if tag.startswith("outcome/")}

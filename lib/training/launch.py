@@ -171,12 +171,12 @@ def say_end(run: Run) -> None:
     outcome = run.outcome
     assert outcome is not None  # training has ended
     episodes = outcome["episodes"]
-    reward = f"avg_reward {outcome['avg_reward']:.2f}" if episodes else "no episode ended"
-    say(f"{reward}, {outcome['fps']:,.1f} FPS")
+    reward = f"avg_reward {outcome['avg_reward']:.2f}" if episodes else "no reward"
+    say(f"{reward} after {episodes:,} episode{'s' * (episodes != 1)}")
     stopped = "frame limit reached" if run.signal is None else "interrupted"
     say(
-        f"{'solved' if run.solved else stopped} after {outcome['frames']:,} frames, "
-        f"{episodes:,} episode{'s' * (episodes != 1)} and {outcome['seconds']:,.0f} seconds"
+        f"{'solved' if run.solved else stopped} after {outcome['frames']:,} frames and "
+        f"{outcome['seconds']:,.0f} seconds, {outcome['fps']:,.1f} FPS"
     )
 
 

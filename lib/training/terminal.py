@@ -72,7 +72,7 @@ class Terminal:
         whole = trial.lost > 0 or trial.won == trial.games
         end = "" if trial.passed else "; training goes on" if whole else "; interrupted"
         say(
-            f"trial of the agent: won {trial.won}, lost {trial.lost} of {trial.games} new games, "
+            f"trial: won {trial.won} and lost {trial.lost} of {trial.games} new games, "
             f"mean {trial.mean:.1f}{end}"
         )
 
