@@ -18,6 +18,7 @@ from torch.func import grad_and_value
 import pong_emulator
 from lib.envs.gpu_vector_env import GpuExploration, GpuStackedVectorEnv, plays_games
 from lib.envs.vector_env import StackedVectorEnv
+from lib.gpu_checks import waiting
 from lib.learning.agents import Exploration
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.dqn_model import NormalizedDQN
@@ -90,7 +91,8 @@ def train(hp: Options, run: Run) -> State:
             progress.add(*step.points)
             announce(engine, hp.envs, step.episodes)
 
-    with pong_emulator.preparing():  # in another process, while the network compiles
+    # In another process, while the network compiles.
+    with waiting("preparing the emulator, and the network"), pong_emulator.preparing():
         best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
         learn = CompiledUpdate(update, run.device, net, rollout.position)
         learn.compile()

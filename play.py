@@ -24,7 +24,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.wrappers import TransformReward
 from imageio_ffmpeg import write_frames
+from tqdm import tqdm
 
 from lib.training.checkpoints import (
     KINDS,
@@ -147,19 +149,27 @@ def main() -> None:
     for kind, preprocessing in args.preprocessing.starts.items():
         print(f"games {kind}:")
         env = make_env(preprocessing, render_mode="human" if args.render else None)
-        rewards = []
-        for number in range(args.episodes):
-            stage = Film(make_env(preprocessing, render_mode="rgb_array"), film) if film else env
-            game = play_game(stage, args.network, args.epsilon, args.seed + number)
-            rewards.append(game.reward)
-            told = f"score {game.reward:5.0f}  steps {game.steps:5,}"
-            print(f"game {number + 1:3}  {told}", flush=True)
-            if film:
-                stage.close()  # completes the file
-                print(f"{film} shows this game, {VIDEOS[film.suffix][1]}", flush=True)
-                film = None
+        rewards: list[float] = []
+        try:
+            for number in range(args.episodes):
+                stage = (
+                    Film(make_env(preprocessing, render_mode="rgb_array"), film) if film else env
+                )
+                name = f"game {number + 1:3}  score "
+                layout = {"bar_format": name + "{n:5.0f}", "miniters": 0, "leave": False}
+                with tqdm(disable=None, **layout) as score:  # live, on a terminal
+                    counted = TransformReward(stage, lambda r, add=score.update: (add(r), r)[1])
+                    game = play_game(counted, args.network, args.epsilon, args.seed + number)
+                rewards.append(game.reward)
+                print(f"{name}{game.reward:5.0f}  steps {game.steps:5,}", flush=True)
+                if film:
+                    stage.close()  # completes the file
+                    print(f"{film} shows this game, {VIDEOS[film.suffix][1]}", flush=True)
+                    film = None
+        finally:  # also of the games before Ctrl-C
+            if rewards:
+                print(describe(rewards), flush=True)
         env.close()
-        print(describe(rewards), flush=True)
 
 
 if __name__ == "__main__":
@@ -167,3 +177,6 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit(130)  # as the shell counts it: 128 and the number of the signal
+    except BrokenPipeError:  # nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

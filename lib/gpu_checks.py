@@ -6,9 +6,13 @@ in two processes. If it raises, or its first results differ from those of the pl
 way is used. One line says so, and the column ``left_out`` of the run's records has that line.
 """
 
+import errno
+import os
 import sys
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TextIO, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -17,6 +21,8 @@ from lib.devices import first_line
 
 Way = TypeVar("Way")
 Results = dict[str, torch.Tensor]  # by name
+
+CLOCK = "{elapsed} (a minute or two the first time, then seconds)"
 
 left_out: list[str] = []  # by this process, which is one run
 
@@ -30,10 +36,37 @@ def leave_out(part: str, reason: str | Exception) -> None:
     say(f"left out: {part}: {reason}")
 
 
-def say(line: str) -> None:
-    """Print a line above the live bar."""
-    tqdm.write(line)
-    sys.stdout.flush()  # so a log file or a pipe shows it at once, too
+def say(line: str, file: TextIO | None = None) -> None:
+    """Print a line above the live bar; if nobody reads any more, the run goes on without it."""
+    file = file or sys.stdout
+    try:
+        tqdm.write(line, file=file)
+        file.flush()  # so a log file or a pipe shows it at once, too
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        # The pipe or the terminal is gone. What is left to write, at the end of Python, too, goes
+        # nowhere then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
+@contextmanager
+def waiting(line: str) -> Iterator[None]:
+    """Say what takes long; a terminal also shows the seconds, until it is done."""
+    say(line)
+    done = threading.Event()
+    other = bool(tqdm._instances)  # a clock within this one would tell the same
+    with tqdm(bar_format=CLOCK, leave=False, disable=other or None) as clock:
+
+        def tick() -> None:
+            while not done.wait(1):
+                clock.refresh()
+
+        threading.Thread(target=tick, daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
 
 
 def faster_way(

@@ -47,9 +47,11 @@ def test_who_never_moves_loses_every_game(run, monkeypatch, capsys) -> None:
     assert len(seen) < 2_000  # one pass for all games that are still played
     assert (seen[0], seen[-1]) == (3, min(seen))
     out, err = capsys.readouterr()
-    first, second = out.splitlines()
-    assert first.startswith("games after up to 30 no-ops, epsilon 0.01: 3 games, mean -21.00, ")
-    assert second.startswith("sticky actions (0.25), not required, epsilon 0.01: 2 games, mean -21")
+    games, rewards, sticky, sticky_rewards = out.splitlines()
+    assert games == "games after up to 30 no-ops, epsilon 0.01:"
+    assert rewards.startswith("3 games, mean -21.00, ")
+    assert sticky == "sticky actions (0.25), not required, epsilon 0.01:"
+    assert sticky_rewards.startswith("2 games, mean -21")
     assert err == ""  # no bar where nobody looks
     run.tensorboard.writer.flush()
     assert curve(run.folder, "evaluation/reward") == [(n, -21.0) for n in (1, 2, 3)]

@@ -72,6 +72,7 @@ def test_episodes_are_smoothed_from_the_first_one_on(tmp_path):
     steps, values = zip(*curve(tmp_path, "episodes/avg_reward"), strict=True)
     assert steps == (1, 2, 3)
     assert values == pytest.approx(averages)
+    assert curve(tmp_path, "by_frames/avg_reward") == list(zip((10, 20, 30), values, strict=True))
     assert curve(tmp_path, "episodes/steps") == [(1, 10.0), (2, 10.0), (3, 10.0)]
     assert curve(tmp_path, "episodes/frames") == [(1, 10.0), (2, 20.0), (3, 30.0)]
 
@@ -178,7 +179,7 @@ def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, 
         return state
 
     run = ends(lambda: launch(train, ReplayOptions, ""), "01_baseline", "--run-dir", tmp_path)
-    *_, line, last = run.out.splitlines()
+    *_, line, _, last = run.out.splitlines()
     assert (run.code, line) == (0, told)
     assert last.startswith("solved after 10 frames")
     (folder,) = tmp_path.iterdir()

@@ -1,6 +1,8 @@
 """Watching agents: play.py with the shipped agent, and on checkpoints of real runs."""
 
+import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -54,10 +56,11 @@ def test_the_shipped_agent_wins_on_ales_environment_until_ctrl_c():
     try:
         first, _, *games = (process.stdout.readline() for _ in range(4))
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        out, error = process.communicate(timeout=60)
     finally:
         process.kill()
     assert (process.returncode, error) == (130, "")
+    assert re.match(r"\d+ games?, mean", out.splitlines()[-1])
     assert "weights" in first
     assert max(map(score_of, games)) > 0
 
@@ -72,6 +75,15 @@ def test_it_prints_every_score_and_their_mean(trained, play):
     assert last.startswith(f"2 games, mean {sum(scores) / 2:.2f}, ")
     assert games[0][9:] != games[1][9:]  # each has its seed
     assert play(run, "--episodes", 2, "--epsilon", 1).out == result.out
+
+
+def test_it_ends_when_nobody_reads(trained, ends, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(writer, "w"))
+    main = lambda: runpy.run_path("play.py", run_name="__main__")  # noqa: E731
+    result = ends(main, "play.py", trained("01_baseline").folder, "--epsilon", 1)
+    assert (result.code, result.error) == (141, "")
 
 
 def test_an_exported_agent_plays_the_same_and_is_small(trained, play, tmp_path):
@@ -121,7 +133,7 @@ def test_an_agent_trained_without_no_ops_plays_both_kinds_of_games(trained, play
     result = play(trained("04_new_wrappers_n_env").folder, "--episodes", 1, "--epsilon", 1)
     assert result.code == 0, result.error
     starts = [line[:8] for line in result.out.splitlines()[1:]]
-    assert starts == ["games as", "game   1", "1 games,", "games af", "game   1", "1 games,"]
+    assert starts == ["games as", "game   1", "1 game, ", "games af", "game   1", "1 game, "]
 
 
 def test_what_cannot_be_played_is_refused_in_one_line(tmp_path, trained, play, monkeypatch):

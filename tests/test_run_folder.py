@@ -1,17 +1,22 @@
 """A run folder: who may use it, and what is in it whatever happens. A tiny network learns."""
 
+import copy
 import io
 import math
 import os
 import resource
+import signal
+import sys
+import termios
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 import torch
-from conftest import Ended, curves, everything, one_line
+from conftest import Ended, curves, everything, one_line, read_events
 from ignite.engine import Engine, Events, State
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -149,7 +154,60 @@ def test_ctrl_c_while_a_checkpoint_is_written_is_no_full_disk(start, monkeypatch
     monkeypatch.setattr(Path, "open", open_file)
     again = start("--resume", str(run.folder), "--max-frames", "80", reward=-100)
     assert (again.code, again.error) == (130, "tiny: interrupted\n")
+    assert again.out.endswith(f"  python tiny.py --resume {run.folder}\n")
     assert everything(run.folder / "checkpoints") == before
+
+
+def test_a_run_ends_as_it_should_when_nobody_reads_what_it_prints(start, monkeypatch):
+    """As with ``2>&1 | tee log`` and Ctrl-C, which ends tee, too."""
+    for name in ("stdout", "stderr"):
+        reader, writer = os.pipe()
+        os.close(reader)
+        monkeypatch.setattr(sys, name, os.fdopen(writer, "w"))
+    run = start(every=lambda *_: signal.raise_signal(signal.SIGTERM))
+    assert run.code == 128 + signal.SIGTERM
+    assert read_checkpoint(run.folder / "checkpoints" / "latest.pt")["progress"]["frames"] == 25
+
+
+def lines_on(terminal: int) -> list[str]:
+    """The lines on a terminal, where a line that begins anew is written over what was there."""
+    text = b""
+    with suppress(OSError):  # all is read, and the other side is closed
+        while part := os.read(terminal, 65_536):
+            text += part
+    assert b"starting |" in text
+    assert b"nan" not in text
+    shown = [""]
+    for line in text.decode().replace("\r\n", "\n").split("\n"):
+        shown.append("")
+        for over in line.split("\r"):
+            shown[-1] = over + shown[-1][len(over) :]
+    return [line.rstrip() for line in shown]
+
+
+def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
+    terminal, writer = os.openpty()
+    termios.tcsetwinsize(writer, (24, 80))
+    with os.fdopen(writer, "w") as stream:
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, stream)
+        run = start("--max-frames", "45")
+        monkeypatch.undo()
+    first, *lines = filter(None, lines_on(terminal))
+    assert first == f"run folder {run.folder}"
+    assert lines[-1].startswith("frame limit reached after 45 frames and ")
+    assert max(map(len, lines)) <= 80
+    assert "%" not in "".join(lines)
+
+
+def test_fps_are_those_of_training_if_a_resumed_run_ends_while_its_buffer_fills(start):
+    run = start("--max-frames", "45")
+    speed = read_checkpoint(run.folder / "checkpoints" / "latest.pt")["speed"]
+    again = start("--resume", str(run.folder), "--max-frames", "55")
+    assert "refilling" in again.out
+    (told,) = read_events(run.folder.parent).Scalars("outcome/fps")
+    training = speed["training_frames"] / speed["training_seconds"]
+    assert told.value == pytest.approx(training, rel=1e-4)
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_replaces_another(tmp_path, monkeypatch):
@@ -236,10 +294,19 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
 
     assert "is a run of tiny.py" in refused(script="other.py")
     assert "--learning-rate" in refused("--learning-rate", "1e-3")
-    assert "no checkpoint in a folder" in refused(folder=run.folder.parent)
-    kept["settings"]["hyperparameters"]["dropout"] = 0.5
+    assert "has played 45 frames" in refused("--max-frames", "45")
+    assert "no checkpoint in a folder" in refused(folder=place)
+    several = ends(
+        lambda: launch(None, ReplayOptions, ""), "tiny.py", "--resume", place.parent.parent
+    )
+    assert (several.code, several.out) == (2, "")
+    assert several.error.splitlines()[1:] == [f"  {run.folder}"]
+    agent = kept | {"settings": {"script": "tiny"}}
+    changed = copy.deepcopy(kept)
+    changed["settings"]["hyperparameters"]["dropout"] = 0.5
     for foreign, told in (
-        (kept, "no setting dropout: an earlier version"),
+        (changed, "no setting dropout: an earlier version"),
+        (agent, "is an agent without its run"),
         ({"model": torch.zeros(2)}, "latest.pt is not a checkpoint of this project"),
         ({"settings": Path("/")}, "latest.pt is damaged, or not a checkpoint"),  # it has code
     ):
@@ -319,4 +386,4 @@ def test_a_run_tells_its_threads(options, flags, threads, tmp_path, ends):
     run = ends(lambda: launch(train, options, ""), "rung.py", "--run-dir", tmp_path, *flags)
     torch.set_num_threads(before)
     assert run.error == f"rung: failed: {threads} threads\n"
-    assert f", threads {threads}, " in run.out
+    assert f" threads {threads}," in run.out

@@ -6,7 +6,7 @@ import runpy
 import signal
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import psutil
@@ -28,6 +28,7 @@ from conftest import (
 from lib.training.checkpoints import find_checkpoint, read_checkpoint, write_checkpoint
 from lib.training.flags import parse
 from lib.training.hparams import NUMBERS, TEXTS
+from lib.training.launch import make_folder
 from lib.training.options import CommonOptions, ReplayOptions
 
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
@@ -37,14 +38,16 @@ QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4"
 def test_trains_and_leaves_its_record(script, trained):
     result, frames = trained(script), frames_of(script)
     assert (result.code, result.error) == (0, "")
-    first = rf"{script} in b?float\d+ on device cpu.* threads \d+.* torch 2\."
-    assert re.match(first, result.out)
+    first = rf"run folder \S+ {script} in b?float\d+ on device cpu.* threads \d+.* torch 2\."
+    assert re.match(first, " ".join(result.out.split()))
     assert result.out.count("training begins at frame") == 1
-    assert re.search(r"episode +1 +reward +-?\d+ +avg_reward", result.out)
+    assert re.search(r"episode +1 +reward +-?\d+ +avg +-", result.out)
     assert result.out.splitlines()[-1].startswith("frame limit reached after ")
 
     events, name = read_events(result.folder.parent), result.folder.name
-    assert re.fullmatch(rf"{script}-pong-seed5-\d{{4}}-\d\d-\d\dT\d\d-\d\d-\d\d", name)
+    assert re.fullmatch(
+        rf"{script}-pong-\S*epsframes400\S*-seed5-\d{{4}}-\d\d-\d\dT\d\d-\d\d-\d\d", name
+    )
     tags = set(events.Tags()["scalars"])
     assert {f"episodes/{name}" for name in ("reward", "avg_reward", "steps")} <= tags
     outcome = {tag: events.Scalars(tag)[0].value for tag in tags if tag.startswith("outcome/")}
@@ -172,6 +175,7 @@ BAD = """
 07_speedrun --precision float32 --amp
 07_speedrun --env BreakoutNoFrameskip-v4
 08_recompiled_pong --env BreakoutNoFrameskip-v4
+08_recompiled_pong --rollout 1024 --envs 1024 --stack 16
 09_many_machines --replay-size 100000 --envs 256 --message-steps 400
 """
 
@@ -184,6 +188,38 @@ def test_bad_arguments_are_refused_in_one_line(command, tmp_path, ends):
     assert (result.code, result.out) == (2, "")
     assert flags[0] in one_line(result.error)
     assert not place.exists()
+
+
+def test_what_is_typed_by_habit_is_accepted_or_corrected(ends, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["02_n_envs.py"])
+    options, usual = options_of("02_n_envs"), ["--replay_size=1e5", "--max-frames", "7,000,000"]
+    run = parse(options, "", [*usual, "--dev", "cpu", "--replay-initial", "10_000"])
+    assert run == replace(options(), max_frames=7_000_000).settled()
+    for flags, told in (
+        (("--lr", "1e-4"), "did you mean --learning-rate?"),
+        (("--env", "ALE/Breakout-v5"), "for example BreakoutNoFrameskip-v4"),
+        (("--replay-size", "1,5"), "'1,5' is not a whole number"),
+        (("--envs", "1e3"), "must be 1 to 256, not 1e3"),
+    ):
+        assert told in one_line(ends(lambda: parse(options, ""), "02_n_envs.py", *flags).error)
+
+
+def test_changed_settings_are_in_the_name_of_a_folder(tmp_path):
+    options = options_of("04_new_wrappers_n_env")
+    made = [
+        make_folder(replace(options(), run_dir=str(tmp_path), **settings).settled(), "04").name
+        for settings in (
+            {"threads": 1},
+            {"envs": 4, "clip_reward": False, "amp": True, "learning_rate": 1e-5},
+            dict.fromkeys(("replay_size", "envs", "steps", "stack", "noop_max"), 8)
+            | {"replay_initial": 3, "target_sync": 2, "batch_size": 4},
+        )
+    ]
+    assert [re.sub("-2.*", "", name) for name in made] == [
+        "04-pong-seed0",
+        "04-pong-envs4-noclipreward-lr1e-05-amp-seed0",
+        "04-pong-steps8-envs8-stack8-noopmax8-targetsync2-replayinitial3-and2more-seed0",
+    ]
 
 
 @pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND, "09_many_machines"])

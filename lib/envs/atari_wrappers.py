@@ -5,8 +5,10 @@ each choice does to the game. Every wrapper has one job; ``make_atari`` and ``wr
 combine them.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import ale_py
@@ -368,9 +370,12 @@ def check_env_id(env_id: str) -> str:
             f"use {env_id.removesuffix('0')}4"
         )
     if not env_id.endswith("NoFrameskip-v4") or env_id not in gym.registry:
+        games = [name for name in gym.registry if name.endswith("NoFrameskip-v4")]
+        name = re.sub("^ALE/|(NoFrameskip)?(-v.)?$", "", env_id)
+        near = get_close_matches(f"{name}NoFrameskip-v4", games, 1, cutoff=0)
         raise ValueError(
             f"unknown environment {env_id!r}: name an Atari game as <Game>NoFrameskip-v4, "
-            "for example PongNoFrameskip-v4"
+            f"for example {near[0]}"
         )
     return env_id
 

@@ -6,7 +6,6 @@ memory once.
 """
 
 import math
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lib.devices import compiles
-from lib.gpu_checks import Kept, Results, faster_way, say
+from lib.gpu_checks import Kept, Results, faster_way, waiting
 from lib.learning.weights import MixedWeights, Weights
 from lib.transfer import is_asynchronous
 
@@ -73,6 +72,7 @@ def captured(function: Callable[[], Result]) -> Callable[[], Result]:
 
 
 def compiled_way(
+    step: str,
     name: str,
     plain: Callable[..., Any],
     device: torch.device,
@@ -83,8 +83,6 @@ def compiled_way(
     from torch._inductor import config  # a slow import
 
     config.cpp.vec_isa_ok = True  # else g++ is tried with every kind of vectors, for five seconds
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its cache")  # set by the compiler
-    say(f"compiling the {name}: up to a minute, or seconds if {cache} has it already")
     on_gpu = is_asynchronous(device)
     tools = "Triton, or triton-windows" if on_gpu else "g++, clang or cl, and Python's headers"
     part = f"the compiled {name} (compiling needs {tools})"
@@ -93,7 +91,8 @@ def compiled_way(
         # With random numbers of its own it would draw other rows, and could not be compared.
         return torch.compile(plain, fullgraph=True, options={"fallback_random": on_gpu})
 
-    return faster_way(part, plain, make, results, allowed)
+    with waiting(f"{step}: compiling the {name}; nothing is learned yet"):
+        return faster_way(part, plain, make, results, allowed)
 
 
 class CapturedForward:
@@ -141,7 +140,8 @@ class CapturedForward:
             part = "the CUDA graph that chooses actions"
             self._call = faster_way(part, function, capture, values, allowed)
         elif compiled and compiles(device):
-            self._call = compiled_way("choice of actions", function, device, values, allowed)
+            step, name = "step 1 of 2", "choice of actions"
+            self._call = compiled_way(step, name, function, device, values, allowed)
 
     def __call__(self, states: torch.Tensor) -> Any:
         """The function's result; on the GPU the next call overwrites it."""
@@ -178,7 +178,9 @@ class CompiledUpdate:
             return {}
 
         if compiles(self._device):
-            self._call = compiled_way("update", self._call, self._device, results, allowed)
+            self._call = compiled_way(
+                "last step", "update", self._call, self._device, results, allowed
+            )
         if on_gpu:
             plain, part = self._call, "the CUDA graph of the update"
             self._call = faster_way(part, plain, lambda: captured(plain), results, allowed)

@@ -21,6 +21,7 @@ from ignite.engine import Engine, Events, State
 from torch import nn
 
 import lib
+from lib.gpu_checks import say
 from lib.learning.replay_buffer import Batch
 from lib.parallel.message_buffer import MessageReplayBuffer
 from lib.parallel.n_step import Transitions
@@ -149,7 +150,7 @@ class Players:
             self._lost ^= {number}
             told, count = "lost" if number in self._lost else "back", self._options.players
             left = f"{count - len(self._lost)} of {count} play"
-            print(f"player {number} is {told}, {left}", flush=True)
+            say(f"player {number} is {told}, {left}")
         return transitions
 
 

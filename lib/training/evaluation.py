@@ -22,6 +22,7 @@ from lib.envs.atari_wrappers import check_env_id, make_atari, wrap_deepmind
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import StackedVectorEnv, ale_games, fast_games
+from lib.gpu_checks import say
 from lib.learning.agents import QFunction
 from lib.learning.dqn_model import DQN, NETWORKS
 from lib.seeds import ACTIONS, TRIAL, game_seeds, stream
@@ -131,7 +132,7 @@ def evaluate(q_function: QFunction, run: Run) -> list[float]:
         The unclipped reward of each of the 30 games.
     """
     if run.signal is not None:
-        print("no games after training: the run was interrupted", flush=True)
+        say("no games after training: the run was interrupted")
         return []
     rewards = _play_all(q_function, run, "reward", GAMES, EPISODES)
     _play_all(q_function, run, "sticky_reward", STICKY_GAMES, STICKY_EPISODES, STICKY)
@@ -150,7 +151,7 @@ def _play_all(
             bar.update(len(ended))
             for number, game in ended:
                 rewards[number] = game.reward
-    print(f"{title}, epsilon {EPSILON:g}: {describe(rewards)}", flush=True)
+    say(f"{title}, epsilon {EPSILON:g}:\n{describe(rewards)}")
     for number, reward in enumerate(rewards, start=1):
         run.tensorboard.writer.add_scalar(f"evaluation/{tag}", reward, number)
     return rewards
@@ -207,8 +208,9 @@ def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
 def describe(rewards: Sequence[float]) -> str:
     """Mean and spread of the rewards of games, in one line."""
     return (
-        f"{len(rewards)} games, mean {statistics.mean(rewards):.2f}, standard deviation "
-        f"{statistics.pstdev(rewards):.2f}, {min(rewards):.0f} to {max(rewards):.0f}"
+        f"{len(rewards)} game{'s' * (len(rewards) != 1)}, mean {statistics.mean(rewards):.2f}, "
+        f"standard deviation {statistics.pstdev(rewards):.2f}, {min(rewards):.0f} to "
+        f"{max(rewards):.0f}"
     )
 
 
@@ -233,6 +235,6 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
         # Of 06 to 08: the averaged weights, or those in float32, without the moments of Adam.
         network.load_state_dict(weights.get("ema", weights.get("weights", weights)))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0]
+        reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"the agent of {settings['script']} cannot play: {reason}") from None
     return network, preprocessing

@@ -2,24 +2,46 @@
 
 import argparse
 import math
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import Field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lib.training.checkpoints import SETTINGS, CheckpointError, read_latest
+from lib.training.checkpoints import FOLDER, SETTINGS, CheckpointError, read_latest
 from lib.training.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")  # a resumed run does not take them over
+NEWEST = 5  # runs to name, where --resume got their folder
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are one line; flags may have underscores, and what is near is told."""
 
     def error(self, message: str) -> NoReturn:
         """End the program with exit code 2."""
         self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As ``argparse.ArgumentParser.parse_args``."""
+        given = sys.argv[1:] if args is None else args
+        dashed = [re.sub("^--[a-z_]+", lambda flag: flag[0].replace("_", "-"), a) for a in given]
+        values, unknown = self.parse_known_args(dashed, namespace)
+        if unknown:
+            flag, flags = unknown[0].split("=")[0], list(self._option_string_actions)
+            short = {f"--{shortened(name[2:].replace('-', '_'))}": name for name in flags}
+            near = get_close_matches(flag, [*short, *flags], 1)
+            told = f": did you mean {short.get(near[0], near[0])}?" if near else ""
+            self.error(f"there is no {flag}{told}")
+        return values
+
+
+def shortened(name: str) -> str:
+    """The name of a setting as one short word."""
+    return name.replace("learning_rate", "lr").replace("epsilon", "eps").replace("_", "")
 
 
 def parse(options: type[Options], description: str, argv: Sequence[str] | None = None) -> Options:
@@ -38,8 +60,9 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
                 _add_flag(group, entry)
     values = options(**vars(parser.parse_args(argv)))
     settings: dict[str, Any] = {}  # of the run to resume
+    played = 0
     if values.resume:
-        settings = _settings_of(values.resume, parser)
+        settings, played = _settings_of(values.resume, parser)
         if gone := sorted(settings.keys() - entries.keys()):
             parser.error(
                 f"--resume: this version has no setting {', '.join(gone)}: an earlier version "
@@ -55,22 +78,36 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
         if not entries[name].metadata["free"] and getattr(values, name) != value:
             flag = "--" + name.replace("_", "-")
             parser.error(f"{flag}: the run in {values.resume} has {value}")
+    if 0 < values.max_frames <= played:
+        parser.error(f"--max-frames: the run in {values.resume} has played {played:,} frames")
     return values
 
 
-def _settings_of(folder: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """The hyperparameters of the run to resume; it must be a run of this script."""
+def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], int]:
+    """Hyperparameters and frames of the run to resume; it must be a run of this script."""
+    script, place = Path(parser.prog).stem, Path(folder)
     try:
-        if not Path(folder).is_dir():
+        if not place.is_dir():
             raise CheckpointError(f"{folder} is not a run folder")
-        if message := unwritable("--resume", Path(folder)):
+        if message := unwritable("--resume", place):
             parser.error(message)
-        settings = read_latest(Path(folder))[1][SETTINGS]
+        runs = [run.parent for run in place.glob(f"{script}-*/{FOLDER}")]
+        if runs and not (place / FOLDER).is_dir():
+            runs.sort(key=lambda run: (run / FOLDER).stat().st_mtime, reverse=True)
+            parser.exit(
+                2,
+                f"{parser.prog}: error: --resume: name a run in {folder}, the newest are\n"
+                + "".join(f"  {run}\n" for run in runs[:NEWEST]),
+            )
+        file, checkpoint, _ = read_latest(place)
+        settings = checkpoint[SETTINGS]
+        if "hyperparameters" not in settings:
+            raise CheckpointError(f"{file} is an agent without its run: play.py plays it")
     except (OSError, CheckpointError) as error:
         parser.error(f"--resume: {error}")
-    if settings["script"] != Path(parser.prog).stem:
+    if settings["script"] != script:
         parser.error(f"--resume: the run in {folder} is a run of {settings['script']}.py")
-    return settings["hyperparameters"]
+    return settings["hyperparameters"], checkpoint["progress"]["frames"]
 
 
 def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
@@ -82,7 +119,7 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
         parser.add_argument(flag, action=action, default=entry.default, help=meta["help"])
         return
     parser.add_argument(
-        flag,
+        *([flag, "--dev"] if flag == "--device" else [flag]),  # as in the book
         default=entry.default,
         type=lambda text: _checked(text, meta),
         metavar=None if meta["choices"] else meta["type"].__name__.upper(),
@@ -96,8 +133,8 @@ def _checked(text: str, meta: Any) -> Any:
     if meta["type"] is str:
         return text
     try:
-        number = meta["type"](text)
-    except ValueError:
+        number = (_whole if meta["type"] is int else float)(text)
+    except (ValueError, OverflowError):
         kind = "a whole number" if meta["type"] is int else "a number"
         raise argparse.ArgumentTypeError(f"{text!r} is not {kind}") from None
     low, high = meta["low"], meta["high"]
@@ -105,3 +142,12 @@ def _checked(text: str, meta: Any) -> Any:
         allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"
         raise argparse.ArgumentTypeError(f"must be {allowed}, not {text}")
     return number
+
+
+def _whole(text: str) -> int:
+    """A whole number, also as 100_000, 100,000 or 1e5."""
+    if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
+        text = text.replace(",", "")
+    if "e" in text and float(text).is_integer():
+        return int(float(text))
+    return int(text)

@@ -298,6 +298,13 @@ def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Sched
         )
     logger.attach_output_handler(
         engine,
+        PlayEvents.EPISODE_COMPLETED,
+        tag="by_frames",
+        output_transform=lambda _: {"reward": state.episode.reward, "avg_reward": state.avg_reward},
+        global_step_transform=lambda *_: state.frames,
+    )
+    logger.attach_output_handler(
+        engine,
         Events.ITERATION_COMPLETED(every=LOG_EVERY),
         tag="train",
         metric_names=["avg_loss"],

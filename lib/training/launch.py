@@ -1,12 +1,16 @@
 """A rung as a program: from its command line to its exit code."""
 
+import re
+import shlex
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain, count
+from dataclasses import fields, replace
+from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,11 +19,14 @@ from filelock import FileLock, Timeout
 from ignite.engine import State
 from ignite.handlers import TensorboardLogger
 
-from lib.training.checkpoints import EVENT_FILES, CheckpointError, read_latest
-from lib.training.flags import parse
+from lib.gpu_checks import say
+from lib.training.checkpoints import EVENT_FILES, FOLDER, CheckpointError, read_latest
+from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, prepare_torch
 from lib.training.options import Options
 from lib.training.run import Failure, Run, Terminated, describe_device_error, end_on_signals
+
+MOST_LETTERS = 60  # of the settings in the name of a run folder
 
 
 def launch(
@@ -36,7 +43,7 @@ def launch(
         options_class: the class of the rung's settings.
         description: for ``--help``.
     """
-    script = Path(sys.argv[0]).stem
+    script, folder = Path(sys.argv[0]).stem, None
     threading.excepthook = _report_unless_reported
     try:
         options = parse(options_class, description)
@@ -51,18 +58,20 @@ def launch(
             folder, checkpoint, _lock = open_folder(options, script)
         except (OSError, CheckpointError) as error:
             flag = "--resume" if options.resume else "--run-dir"
-            print(f"{script}: error: {flag}: {error}", file=sys.stderr)
+            say(f"{script}: error: {flag}: {error}", sys.stderr)
             sys.exit(2)
+        say(f"run folder {folder}")
         machine = describe_machine(device)
-        told = ", ".join(f"{name} {value}" for name, value in machine.items())
+        told = ", ".join(f"{name} {value}".replace(" ", "\xa0") for name, value in machine.items())
         autocast = "bfloat16 autocast" if options.amp else "float32"
-        print(f"{script} in {getattr(options, 'precision', autocast)} on {told}")
+        precision = getattr(options, "precision", autocast)
+        told = textwrap.fill(f"{script} in {precision} on {told}", 80, subsequent_indent="  ")
+        say(told.replace("\xa0", " "))
         for remark in options.remarks():
-            print(remark)
-        print(f"run folder {folder}", flush=True)
+            say(remark)
         if checkpoint:
             frames, updates = (checkpoint["progress"][name] for name in ("frames", "iteration"))
-            print(f"resumed after {frames:,} frames, {updates:,} updates", flush=True)
+            say(f"resumed after {frames:,} frames, {updates:,} updates")
         # TensorBoard should show new points within seconds.
         with TensorboardLogger(folder, flush_secs=5) as tensorboard:
             run = Run(options, device, folder, tensorboard, script, checkpoint, machine=machine)
@@ -74,17 +83,21 @@ def launch(
             except KeyboardInterrupt:
                 if run.signal is not None or not run.solved:  # training itself was interrupted
                     raise
-                print("the games after training were cut short", flush=True)
-        print(_last_line(run))
-        sys.exit(0 if run.signal is None or run.solved else 128 + run.signal)
+                say("the games after training were cut short")
+        say_end(run)
+        if run.signal is None or run.solved:
+            sys.exit(0)
+        say_how_to_resume(folder)
+        sys.exit(128 + run.signal)
     except (Failure, CheckpointError, OSError, RuntimeError) as error:  # e.g. the disk is full
         failure = describe_device_error(error) if isinstance(error, RuntimeError) else error
         if not failure:
             raise
-        print(f"{script}: failed: {failure}", file=sys.stderr)
+        say(f"{script}: failed: {failure}", sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt as error:
-        print(f"{script}: interrupted", file=sys.stderr)
+        say(f"{script}: interrupted", sys.stderr)
+        say_how_to_resume(folder)
         sys.exit(128 + (error.args[0] if isinstance(error, Terminated) else signal.SIGINT))
 
 
@@ -109,7 +122,7 @@ def open_folder(options: Options, script: str) -> tuple[Path, dict[str, Any] | N
         return folder, None, lock
     file, checkpoint, remark = read_latest(folder)
     if remark:
-        print(remark)
+        say(remark)
     # What was logged after it is cut off when all is loaded, not before. Files that it does not
     # know are from a resumed run that saved no checkpoint.
     progress = checkpoint["progress"]
@@ -122,7 +135,7 @@ def make_folder(options: Options, script: str) -> Path:
     """Make a new folder for this run, even if another run starts in the same second."""
     game = options.env.split("NoFrameskip")[0].lower()
     started = time.strftime("%Y-%m-%dT%H-%M-%S")
-    name = f"{script}-{game}-seed{options.seed}-{started}"
+    name = "-".join([script, game, *changed(options), f"seed{options.seed}", started])
     Path(options.run_dir).mkdir(parents=True, exist_ok=True)
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     while True:
@@ -132,13 +145,42 @@ def make_folder(options: Options, script: str) -> Path:
             return folder
 
 
-def _last_line(run: Run) -> str:
+def changed(options: Options) -> list[str]:
+    """What a run is told apart by, short, for the name of its folder: settings that are not usual.
+
+    Those that may change when it is resumed are left out, and so is what would make it too long.
+    """
+    usual = replace(type(options)(), device=options.device, cuda=options.cuda, amp=options.amp)
+    usual, parts = usual.settled(), list[str]()
+    for entry in reversed(fields(options)):  # the rung's own come first
+        value, name = getattr(options, entry.name), shortened(entry.name)
+        told = entry.metadata["free"] or entry.name in ("seed", "env")  # elsewhere, or not at all
+        if not told and value != getattr(usual, entry.name):
+            number = f"{value:g}" if isinstance(value, float) else value
+            text = "no" * (not value) + name if isinstance(value, bool) else f"{name}{number}"
+            parts.append(re.sub(r"[^\w.+-]", "", text))  # for every file system
+    parts += [options.device.replace(":", "")] * (options.device != "cpu") + ["amp"] * options.amp
+    lengths = accumulate(len(part) for part in parts)
+    shown = [part for part, length in zip(parts, lengths, strict=True) if length <= MOST_LETTERS]
+    more = len(parts) - len(shown)
+    return [*shown, f"and{more}more"] if more else shown
+
+
+def say_end(run: Run) -> None:
+    """Say how training ended: what it reached, and after how long."""
     outcome = run.outcome
     assert outcome is not None  # training has ended
+    episodes = outcome["episodes"]
+    reward = f"avg_reward {outcome['avg_reward']:.2f}" if episodes else "no reward"
+    say(f"{reward} after {episodes:,} episode{'s' * (episodes != 1)}")
     stopped = "frame limit reached" if run.signal is None else "interrupted"
-    end = "solved" if run.solved else stopped
-    return (
-        f"{end} after {outcome['frames']:,} frames, {outcome['episodes']:,} episodes and "
-        f"{outcome['seconds']:,.0f} seconds; avg_reward {outcome['avg_reward']:.2f}, "
-        f"{outcome['fps']:,.1f} FPS"
+    say(
+        f"{'solved' if run.solved else stopped} after {outcome['frames']:,} frames and "
+        f"{outcome['seconds']:,.0f} seconds, {outcome['fps']:,.1f} FPS"
     )
+
+
+def say_how_to_resume(folder: Path | None) -> None:
+    """Say it of a run that was interrupted, if it has a checkpoint."""
+    if folder and any((folder / FOLDER).glob("*.pt")):
+        say(f"resume it with\n  python {shlex.join([sys.argv[0], '--resume', str(folder)])}")

@@ -153,11 +153,7 @@ class ReplayOptions(CommonOptions):
             return "--replay-initial is more than --replay-size, which could not hold it"
         if self.replay_size < (least := self._least_replay_size()):
             return f"--replay-size: with these settings the replay buffer needs {least:,} or more"
-        needed = self.replay_size * 7_600 / 2**30
-        if needed > (present := psutil.virtual_memory().total / 2**30):
-            told = f"transitions take {needed:.0f} GiB, this machine has {present:.0f} GiB"
-            return f"--replay-size: {self.replay_size:,} {told}"
-        return super().why_invalid()
+        return too_large("replay-size", self.replay_size, 7_600) or super().why_invalid()
 
     def _least_replay_size(self) -> int:
         """The capacity with which a buffer has all frames of what arrives between two updates."""
@@ -275,6 +271,15 @@ class WrapperOptions(ReplayOptions):
 
 
 Options = TypeVar("Options", bound=CommonOptions)
+
+
+def too_large(flag: str, transitions: int, size: int) -> str | None:
+    """Why so many transitions of so many bytes are too many, in one line; None if they are not."""
+    needed, present = transitions * size / 2**30, psutil.virtual_memory().total / 2**30
+    if needed <= present:
+        return None
+    told = f"{transitions:,} transitions take {needed:,.0f} GiB, this machine has {present:.0f} GiB"
+    return f"--{flag}: {told}"
 
 
 def unwritable(flag: str, folder: Path) -> str | None:

@@ -13,6 +13,7 @@ from lib.training.options import (
     of_run,
     of_wrappers,
     option,
+    too_large,
 )
 
 
@@ -71,6 +72,11 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     epsilon_final: float = of_playing(0.01, "probability of a random action at the end", 1e-6, 1)
     epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
     epsilon_floor: float = of_playing(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
+
+    def why_invalid(self) -> str | None:
+        """As ``CommonOptions.why_invalid``; two rollouts must fit into memory."""
+        size = 2 * self.stack * 42 * 42
+        return too_large("rollout", self.rollout * self.envs, size) or super().why_invalid()
 
 
 @dataclass(frozen=True)

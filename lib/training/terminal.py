@@ -1,9 +1,10 @@
 """The terminal of a run: its phase, one line per episode, and a live bar."""
 
+import math
 import time
 from datetime import timedelta
 
-from ignite.engine import Engine, Events
+from ignite.engine import Engine, Events, State
 from tqdm import tqdm
 
 from lib.gpu_checks import say
@@ -17,13 +18,15 @@ class Terminal:
     """Prints a line for each event; below them a bar, if standard error is a terminal."""
 
     def __init__(self, run: Run) -> None:
-        self.hp = run.hp
+        self.hp, self.before = run.hp, run.frames_before
         # From 0 to 1. tqdm's own rate would mix the phases, so it is not shown.
         layout = "{desc} |{bar}| {percentage:3.0f}%"
-        self.bar = tqdm(total=1.0, bar_format=layout, leave=False, delay=0.1, disable=None)
+        self.bar = tqdm(desc="starting", total=1.0, bar_format=layout, leave=False, disable=None)
         # Frames until training begins; 0 for a rung without a replay buffer.
         self.initial: int = getattr(run.hp, "replay_initial", 0)
-        self.first_reward: float | None = None
+        filling = "refilling" if self.before else "filling"  # after a resume: the buffer, again
+        self.before_training = filling if self.initial else "first rollout"
+        self.first_reward = math.nan
         self.refreshed = 0.0
 
     def attach(self, engine: Engine) -> None:
@@ -39,19 +42,20 @@ class Terminal:
     def training_begins(self, engine: Engine) -> None:
         """Say why FPS change from now on."""
         state = engine.state
-        rate = f" ({state.avg_fps:,.0f} FPS)" if state.avg_fps else ""
-        told = f"filling{rate} made no updates, from now on FPS include them"
-        say(f"training begins at frame {state.frames:,}: {told}")
+        told = f": {self.before_training} ({state.avg_fps:,.0f} FPS) made no updates"
+        filled = state.frames - self.before >= self.initial / 2  # else the buffer was restored
+        say(f"training begins at frame {state.frames:,}{told if filled else ''}")
 
     def episode_completed(self, engine: Engine) -> None:
-        """Print a line for each game."""
+        """Print a line for each game, of up to 80 characters."""
         state = engine.state
-        if self.first_reward is None:
+        if math.isnan(self.first_reward):
             self.first_reward = state.episode.reward
+        training = state.phase == "training"
+        pace = f"{state.fps:,.0f} FPS" if training and state.fps else self.phase(state)
         say(
-            f"episode {state.episodes:4,}  reward {state.episode.reward:5.0f}  "
-            f"avg_reward {state.avg_reward:6.2f}  steps {state.episode.steps:5,}  "
-            f"frames {state.frames:9,}  {state.phase} {_fps(state.fps):>9}  "
+            f"episode {state.episodes:5,}  reward {state.episode.reward:4.0f}  "
+            f"avg {state.avg_reward:6.2f}  frames {state.frames:9,}  {pace:>9}  "
             f"{timedelta(seconds=int(state.time_passed))}"
         )
 
@@ -77,18 +81,26 @@ class Terminal:
         if self.bar.disable or now - self.refreshed < REFRESH_SECONDS:
             return
         self.refreshed = now
-        state, stop_reward = engine.state, self.hp.stop_reward
-        status = f"{state.phase} {state.frames:,} frames, {_fps(state.fps)}"
-        if state.phase == "filling":
-            done = state.frames / self.initial if self.initial else 0.0
+        state, done = engine.state, 0.0
+        if state.phase == "filling" and self.initial:
+            new = state.frames - self.before
+            status, done = f"{new:,} of {self.initial:,} frames", new / self.initial
         else:
-            status += f", avg_reward {state.avg_reward:.2f}, goal {stop_reward:g}"
-            first = stop_reward if self.first_reward is None else self.first_reward
-            done = (
-                (state.avg_reward - first) / (stop_reward - first) if first < stop_reward else 0.0
-            )
+            status = f"{state.frames:,} frames"
+            if self.hp.max_frames:  # what ends the run first: this, or the reward
+                done = state.frames / self.hp.max_frames
+        if state.fps:
+            status += f", {state.fps:,.0f} FPS"
+        if state.phase == "training" and state.episodes:
+            status += f", avg_reward {state.avg_reward:.2f}, goal {self.hp.stop_reward:g}"
+            if (way := self.hp.stop_reward - self.first_reward) > 0:
+                done = max(done, (state.avg_reward - self.first_reward) / way)
         self.bar.n = min(max(done, 0.0), 1.0)
-        self.bar.set_description_str(status)
+        self.bar.set_description_str(f"{self.phase(state)} {status}")
+
+    def phase(self, state: State) -> str:
+        """What is done now, in words."""
+        return self.before_training if state.phase == "filling" else state.phase
 
     def close(self) -> None:
         """Remove the bar."""
@@ -98,8 +110,3 @@ class Terminal:
         """Remove the bar and raise the error again: ignite leaves that to its handlers."""
         self.close()
         raise error
-
-
-def _fps(fps: float) -> str:
-    """FPS, or a dash before the first measurement of the phase."""
-    return f"{fps:,.0f} FPS" if fps else "- FPS"
