@@ -49,8 +49,8 @@ def play(
 
     agent = EpsilonGreedyAgent(q_function, env.action_space.n, epsilon, hp.player_device, hp.seed)
     agent.frames = frames
-    for frame, transitions in enumerate(ExperienceSource([env], agent, hp.seed), start=1):
-        queue.put(*transitions)
+    for frame, steps in enumerate(ExperienceSource([env], agent, hp.seed), start=1):
+        queue.put(*steps)
         if hp.refresh_frames and frame % hp.refresh_frames == 0:
             net.load_state_dict(shared_net.state_dict())
 
