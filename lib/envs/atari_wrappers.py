@@ -237,6 +237,9 @@ class LazyFrames:
         stacked = np.concatenate(self.frames)
         return stacked if dtype is None else stacked.astype(dtype, copy=False)
 
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.asarray(self)[index]
+
 
 class FrameStack(gym.Wrapper):
     """Return the last ``stack`` frames as ``LazyFrames``; a reset repeats the first frame.
