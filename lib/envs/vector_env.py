@@ -91,11 +91,7 @@ class StackedVectorEnv:
         self._actions = np.array(preprocessing.actions or range(int(envs.single_action_space.n)))
         self.n_actions = len(self._actions)
         frame = np.zeros(envs.single_observation_space.shape[-2:], np.uint8)
-        self.shape = (
-            envs.num_envs,
-            preprocessing.stack,
-            *preprocessing.seen(frame).shape,
-        )  # of the states
+        self.shape = (envs.num_envs, preprocessing.stack, *preprocessing.seen(frame).shape)
         self._rewards = np.zeros(envs.num_envs)
         self._steps = np.zeros(envs.num_envs, dtype=np.int64)
 
