@@ -49,8 +49,8 @@ def play(
 
     agent = EpsilonGreedyAgent(q_function, env.action_space.n, epsilon, hp.player_device, hp.seed)
     agent.frames = frames
-    for frame, transitions in enumerate(ExperienceSource([env], agent, hp.seed), start=1):
-        queue.put(*transitions)
+    for frame, steps in enumerate(ExperienceSource([env], agent, hp.seed), start=1):
+        queue.put(*steps)
         if hp.refresh_frames and frame % hp.refresh_frames == 0:
             net.load_state_dict(shared_net.state_dict())
 
@@ -82,9 +82,6 @@ def train(hp: Options, run: Run) -> State:
 
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
-    # Each whole game comes with its last frame. Its reward is smoothed here, and training stops at
-    # --stop-reward, or at --max-frames. TensorBoard gets it after each game, and loss, FPS and
-    # epsilon every 100 updates; checkpoints get what is in ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batch_size = hp.batch_size * hp.steps
     with player as experience:

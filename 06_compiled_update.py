@@ -26,7 +26,6 @@ from lib.learning.replay_buffer import Batch
 from lib.learning.schedules import LinearSchedule
 from lib.learning.weights import MixedWeights, Weights
 from lib.training.evaluation import evaluate
-from lib.training.events import PlayEvents
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import PrecisionOptions, ReplayOptions, option
@@ -82,7 +81,6 @@ def train(hp: Options, run: Run) -> State:
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "buffer": buffer, "agent": agent}
     attach_handlers(engine, run, epsilon, saved)
-    engine.add_event_handler(PlayEvents.TRAINING_BEGINS, learn)  # one update more, not counted
     state = engine.run(play(engine, experience, buffer, hp.replay_initial))
     if state.solved:
         evaluate(q_function, run)

@@ -23,7 +23,7 @@ from lib.learning.replay_buffer import Batch
 from lib.learning.schedules import LinearSchedule
 from lib.parallel.cluster import Players, learn_from
 from lib.parallel.message_buffer import MessageReplayBuffer
-from lib.parallel.n_step import NStepRecorder, Transitions
+from lib.parallel.n_step import Message, NStepRecorder
 from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons, player_seed
 from lib.training.evaluation import evaluate
 from lib.training.handlers import attach_handlers
@@ -55,7 +55,7 @@ class Player:
         self.agent = EpsilonGreedyAgent(self.net, self.envs.n_actions, epsilon, seed=seed)
         self.recorder = NStepRecorder(hp.stack, hp.n_steps, hp.gamma)
 
-    def play(self, weights: VersionedWeights) -> Transitions:
+    def play(self, weights: VersionedWeights) -> Message:
         """Play some steps of each game."""
         weights.load_into(self.net)
         self.agent.frames = max(self.agent.frames, weights.frames)

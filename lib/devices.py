@@ -75,20 +75,16 @@ def compiles(device: torch.device) -> bool:
     return device.type != "mps"
 
 
-def has_bfloat16_units(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 numbers in hardware, and torch uses that.
-
-    NVIDIA GPUs do so from compute capability 8.0 (Ampere) on. A CPU also needs oneDNN, which torch
-    for Apple's processors does not include.
-    """
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    if device.type == "cpu" and torch.backends.mkldnn.is_available():
-        capabilities = torch.cpu.get_capabilities()
-        return any(capabilities.get(name, False) for name in BFLOAT16_INSTRUCTIONS)
-    return False
-
-
 def choose_precision(device: torch.device) -> str:
-    """The precision that ``auto`` stands for: bfloat16 if there are units for it, else float32."""
-    return "bfloat16" if has_bfloat16_units(device) else "float32"
+    """The precision that ``auto`` stands for: bfloat16 if there are units for it, else float32.
+
+    NVIDIA GPUs have them from compute capability 8.0 (Ampere) on. A CPU also needs oneDNN, which
+    torch for Apple's processors does not include.
+    """
+    has_units = False
+    if device.type == "cuda":
+        has_units = torch.cuda.get_device_capability(device) >= (8, 0)
+    elif device.type == "cpu" and torch.backends.mkldnn.is_available():
+        capabilities = torch.cpu.get_capabilities()
+        has_units = any(capabilities.get(name, False) for name in BFLOAT16_INSTRUCTIONS)
+    return "bfloat16" if has_units else "float32"

@@ -22,14 +22,12 @@ def upload(device: torch.device, *arrays: np.ndarray | torch.Tensor) -> list[tor
     Tensors are there already, and are returned as they are.
     """
     there = is_asynchronous(device)
-    sent = []
-    for array in arrays:
-        if isinstance(array, np.ndarray):
-            tensor = torch.from_numpy(array)
-            sent.append((tensor.pin_memory() if there else tensor).to(device, non_blocking=there))
-        else:
-            sent.append(array)
-    return sent
+
+    def send(array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return (tensor.pin_memory() if there else tensor).to(device, non_blocking=there)
+
+    return [send(array) if isinstance(array, np.ndarray) else array for array in arrays]
 
 
 def gather(device: torch.device, *tables: tuple[np.ndarray, np.ndarray]) -> list[torch.Tensor]:

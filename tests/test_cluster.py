@@ -25,7 +25,7 @@ from test_rungs import QUICK, start
 from lib.learning.schedules import LinearSchedule
 from lib.parallel.cluster import Players, learn_from
 from lib.parallel.message_buffer import MessageReplayBuffer
-from lib.parallel.n_step import Transitions
+from lib.parallel.n_step import Message
 from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons
 from lib.training.events import PlayEvents
 from lib.training.handlers import attach_handlers
@@ -104,14 +104,14 @@ class Counting:
     def __init__(self, number: int) -> None:
         self.number, self.count = number, 0
 
-    def play(self, weights: VersionedWeights) -> Transitions:
+    def play(self, weights: VersionedWeights) -> Message:
         self.count += 1
         one = np.full(1, self.count)
-        return Transitions(self.number, os.getpid(), np.zeros((1, 2, 2), np.uint8), *[one] * 4, [])
+        return Message(self.number, os.getpid(), np.zeros((1, 2, 2), np.uint8), *[one] * 4, [])
 
 
 class Failing(Counting):
-    def play(self, weights: VersionedWeights) -> Transitions:
+    def play(self, weights: VersionedWeights) -> Message:
         raise RuntimeError("the emulator is on fire")
 
 

@@ -1,13 +1,18 @@
 """The compiled update in bfloat16 against the plain one in float32."""
 
 import copy
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from conftest import run_rung
 from torch.func import grad_and_value
 
-from lib.learning.compiled_update import CompiledUpdate
+from lib.envs.experience import Transitions
+from lib.gpu_checks import Results, left_out
+from lib.learning.compiled_update import CompiledUpdate, compiled_way
+from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN, adam
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
@@ -77,6 +82,25 @@ def test_it_is_the_plain_update() -> None:
     rough_losses = functional_updates(rough, batch, torch.bfloat16, 5)
     assert torch.allclose(torch.tensor(rough_losses), torch.tensor(losses), rtol=0.05)
     assert torch.cosine_similarity(flat(rough) - flat(start), step, dim=0) > 0.9
+
+
+def test_a_compiled_sample_has_the_rows_of_the_plain_one() -> None:
+    """With float32 numbers of its own it could not draw each of 2**25 rows."""
+    n, buffer = 1_000, DeviceReplayBuffer(2_000, (1, 1, 1))
+    frames, yes = np.zeros((n, 1, 1), np.uint8), np.ones(n, bool)
+    actions, rewards = np.arange(n), np.zeros(n, np.float32)
+    buffer.extend([Transitions(actions, rewards, yes, frames, yes, frames, [None] * n)])
+
+    def plain() -> torch.Tensor:
+        return buffer.sample(500).actions
+
+    def rows(way: Callable[[], torch.Tensor]) -> Results:
+        torch.manual_seed(0)
+        return {"rows": way()}
+
+    compiled = compiled_way("sample", plain, buffer.device, rows, allowed=0.0)
+    assert compiled is not plain, left_out
+    assert len(rows(compiled)["rows"].unique()) > 300
 
 
 def test_the_average_of_the_weights_follows_them_and_plays():

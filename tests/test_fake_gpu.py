@@ -148,7 +148,7 @@ def test_a_player_on_the_cpu_acts_with_what_is_learned_on_the_gpu():
                 for factor, weight in enumerate(weights):
                     weight.copy_((torch.arange(weight.numel()) * factor + number).view_as(weight))
                 wanted = [[factor * n + number for n in range(3)] for factor in range(len(weights))]
-                seen = (step.action for taken in experience for step in taken)
+                seen = (step.actions for taken in experience for step in taken)
                 assert wanted in islice(seen, 200)
 
 

@@ -11,7 +11,7 @@ from ignite.engine import Engine, Events, State
 from ignite.handlers import TensorboardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lib.envs.experience import Episode, Transition
+from lib.envs.experience import Episode, Transitions
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.schedules import LinearSchedule
 from lib.training.evaluation import evaluate
@@ -30,13 +30,9 @@ def stream(rewards: list[float], steps: int = 10):
     for reward in rewards:
         for step in range(steps):
             last = step == steps - 1
-            yield [
-                Transition(
-                    *(0, 0, 0.0, last, FRAME),
-                    first_frame=FRAME if step == 0 else None,
-                    episode=Episode(reward, steps) if last else None,
-                )
-            ]
+            zero, begins = np.zeros(1, int), np.array([step == 0])
+            played = (zero, zero, np.array([last]), FRAME, begins, FRAME[begins])
+            yield [Transitions(*played, [Episode(reward, steps) if last else None])]
 
 
 def play(folder: Path, rewards: list[float], losses=lambda _: 1.0, agent=None, on=(), **settings):

@@ -11,7 +11,7 @@ from test_rungs import options_of
 from lib.envs.experience import Episode
 from lib.envs.vector_env import VectorStep
 from lib.parallel.message_buffer import MessageReplayBuffer
-from lib.parallel.n_step import NStepRecorder, Transitions
+from lib.parallel.n_step import Message, NStepRecorder
 
 STACK, N_STEPS, GAMMA, SIZE = 3, 3, 0.5, (4, 5)
 
@@ -68,7 +68,7 @@ class Games:
         return sorted(found, key=repr)
 
 
-def play(messages: int, steps: int, games: int = 3) -> tuple[Games, list[Transitions]]:
+def play(messages: int, steps: int, games: int = 3) -> tuple[Games, list[Message]]:
     played, recorder = Games(games), NStepRecorder(STACK, N_STEPS, GAMMA)
     rng, sent = np.random.default_rng(1), []
     for version in range(messages):
@@ -86,7 +86,7 @@ def tuples(*columns) -> list[tuple]:
     ]
 
 
-def cut_out(message: Transitions) -> list[tuple]:
+def cut_out(message: Message) -> list[tuple]:
     states, following = np.split(message.frames[message.windows], [STACK], axis=1)
     return tuples(states, message.actions, message.rewards, message.terminated, following)
 
@@ -125,7 +125,7 @@ def test_a_full_buffer_has_only_the_newest_and_one_restored_draws_the_same(tmp_p
     for number, message in enumerate(sent):
         buffer.extend(message)
         newest = [t for earlier in sent[: number + 1] for t in cut_out(earlier)]
-        assert len(buffer) == min(len(newest), 250)
+        assert min(len(newest), 180) <= len(buffer) <= 250
         # A message repeats frames, so the oldest transitions may have lost theirs.
         assert set(newest[-180:]) <= drawn(buffer, 5_000) <= set(newest[-250:])
         if number == 20:

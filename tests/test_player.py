@@ -8,7 +8,7 @@ import pytest
 import torch
 from ignite.engine import Engine, Events
 
-from lib.envs.experience import Transition
+from lib.envs.experience import Transitions
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import ExperienceQueue, Player
 from lib.training.run import Failure
@@ -16,8 +16,9 @@ from lib.training.run import Failure
 FRAME = np.arange(84 * 84, dtype=np.uint8).reshape(1, 84, 84)
 
 
-def step(number: int) -> Transition:
-    return Transition(0, number, 0.5, False, FRAME, FRAME if number == 0 else None, None)
+def step(number: int) -> Transitions:
+    begins, no = np.array([number == 0]), np.zeros(1, bool)
+    return Transitions(np.array([number]), no, no, FRAME, begins, FRAME[begins], [None])
 
 
 def count(queue: ExperienceQueue, stop: int) -> None:
@@ -39,7 +40,7 @@ def watch(queue: ExperienceQueue, net: DQN) -> None:
     """Tell the first numbers of every weight, again and again."""
     while True:
         seen = [weight.flatten()[:3].tolist() for weight in net.parameters()]
-        queue.put(step(0)._replace(action=seen))
+        queue.put(step(0)._replace(actions=seen))
 
 
 def fail_to_open() -> None:
@@ -49,10 +50,10 @@ def fail_to_open() -> None:
 
 def test_all_arrives_in_order_and_is_kept_when_the_player_is_lost():
     """The engine sees the end of its data, and so do the handlers that save."""
-    taken: list[Transition] = []
+    taken: list[Transitions] = []
     ends: list[str] = []
 
-    def process(_: Engine, transitions: list[Transition]) -> None:
+    def process(_: Engine, transitions: list[Transitions]) -> None:
         assert len(transitions) <= 8
         taken.extend(transitions)
 
@@ -61,9 +62,9 @@ def test_all_arrives_in_order_and_is_kept_when_the_player_is_lost():
     with pytest.raises(Failure, match="was killed by SIGKILL"), Player(count, (500,), 8) as player:
         engine.run(player)
     assert ends == ["saved"]
-    assert [transition.action for transition in taken] == list(range(500))
-    assert np.array_equal(taken[0].first_frame, FRAME)
-    assert np.array_equal(taken[-1].frame, FRAME)
+    assert [*np.concatenate([step.actions for step in taken])] == list(range(500))
+    assert np.array_equal(taken[0].first_frames, FRAME)
+    assert np.array_equal(taken[-1].frames, FRAME)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_the_player_sees_the_live_weights_and_goes_with_the_trainer():
         for value in (3.0, 4.0, 5.0):
             next(net.parameters()).fill_(value)
             for transitions in player:
-                if transitions and transitions[-1].action[0] == [value] * 3:
+                if transitions and transitions[-1].actions[0] == [value] * 3:
                     break
     assert player.process.exitcode == 0
 
@@ -97,7 +98,7 @@ def obey(queue: ExperienceQueue) -> None:
 def test_what_ends_a_run_ends_the_trainer_alone():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(Failure, match="exit code 0"), Player(obey, (), 8) as player:
-        taken = [step.action for transitions in player for step in transitions]
+        taken = [step.actions.item() for steps in player for step in steps]
     assert taken == [0, 1, 2, 3]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()

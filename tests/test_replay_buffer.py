@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_rungs import options_of
 
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
-from lib.envs.experience import ExperienceSource, Transition
+from lib.envs.experience import ExperienceSource, Transitions
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.replay_buffer import ReplayBuffer
 
@@ -27,15 +27,16 @@ class NaiveModel:
         self.stack = stack
         self.states: dict[int, list[np.ndarray]] = {}
 
-    def append(self, transition: Transition) -> None:
-        if transition.first_frame is not None:
-            self.states[transition.env] = [transition.first_frame] * self.stack
-        state = self.states[transition.env]
-        next_state = [*state[1:], transition.frame]
-        self.states[transition.env] = next_state
-        one, other = (np.concatenate(frames).tobytes() for frames in (state, next_state))
-        known = (one, transition.action, transition.reward, transition.terminated, other)
-        self.transitions.append(known)
+    def append(self, new: Transitions) -> None:
+        first_frames = iter(new.first_frames)
+        for env, frame in enumerate(new.frames):
+            if new.begins[env]:
+                self.states[env] = [next(first_frames)] * self.stack
+            state = self.states[env]
+            self.states[env] = [*state[1:], frame]
+            one, other = (np.stack(frames).tobytes() for frames in (state, self.states[env]))
+            reward, end = float(new.rewards[env]), bool(new.terminated[env])
+            self.transitions.append((one, int(new.actions[env]), reward, end, other))
 
 
 def unpack(batch) -> set[tuple]:
@@ -46,48 +47,53 @@ def unpack(batch) -> set[tuple]:
     }
 
 
-def numbered_frames() -> Iterator[np.ndarray]:
-    """Frames that show their numbers."""
-    for number in count():
-        yield np.frombuffer(number.to_bytes(4, "big"), np.uint8).reshape(1, SIZE, SIZE)
+class Stream:
+    """Makes steps of so many environments; every frame shows a number of its own."""
+
+    def __init__(self, envs: int) -> None:
+        self.frames, self.begins = count(), np.ones(envs, dtype=bool)
+
+    def step(self, ended: np.ndarray, terminated: np.ndarray, number: int = 0) -> Transitions:
+        begins, self.begins = self.begins, ended
+        envs = len(begins)
+        first_frames, frames = self._next(begins.sum()), self._next(envs)
+        actions = (number + np.arange(envs)) % 6
+        rewards = (actions % 3 - 1).astype(np.float32)
+        return Transitions(
+            actions, rewards, terminated, frames, begins, first_frames, [None] * envs
+        )
+
+    def _next(self, n: int) -> np.ndarray:
+        frames = b"".join(next(self.frames).to_bytes(4, "big") for _ in range(n))
+        return np.frombuffer(frames, np.uint8).reshape(n, SIZE, SIZE)
 
 
 @st.composite
-def streams(draw) -> list[Transition]:
-    """Transitions of interleaved environments with ends at any place, each frame unique."""
+def streams(draw) -> list[Transitions]:
+    """Steps of some environments with ends at any place."""
     n_envs = draw(st.integers(1, 4))
-    length = draw(st.integers(1, 120))
-    turns = draw(st.lists(st.integers(0, n_envs - 1), min_size=length, max_size=length))
-    ends = draw(st.lists(st.sampled_from("....TC"), min_size=length, max_size=length))
-    frames, begins, transitions = numbered_frames(), [True] * n_envs, []
-    for number, (env, end) in enumerate(zip(turns, ends, strict=True)):
-        first = next(frames) if begins[env] else None
-        begins[env] = end != "."  # T: terminated, C: cut short
-        transitions.append(
-            Transition(
-                env, number % 6, float(number % 3 - 1), end == "T", next(frames), first, None
-            )
-        )
-    return transitions
+    stream, ends = Stream(n_envs), st.sampled_from("....TC")  # T: terminated, C: cut short
+    steps = draw(st.lists(st.lists(ends, min_size=n_envs, max_size=n_envs), max_size=60))
+    rows = [np.array(row) for row in steps]
+    return [stream.step(row != ".", row == "T", number) for number, row in enumerate(rows)]
 
 
-@settings(deadline=None, max_examples=150)
+@pytest.mark.parametrize("kind", [ReplayBuffer, DeviceReplayBuffer])
+@settings(deadline=None, max_examples=75)
 @given(streams(), st.sampled_from([*range(1, 41), *[400] * 10]), st.integers(1, 4))
-def test_samples_are_what_a_list_of_stacks_would_hold(transitions, capacity, stack):
-    buffer = ReplayBuffer(capacity, (stack, SIZE, SIZE))
-    model = NaiveModel(capacity, stack)
-    for transition in transitions:
-        buffer.append(transition)
-        model.append(transition)
+def test_samples_are_what_a_list_of_stacks_would_hold(kind, steps, capacity, stack):
+    buffer, model = kind(capacity, (stack, SIZE, SIZE)), NaiveModel(capacity, stack)
+    for step in steps:
+        model.append(step)
         try:
-            sampled = unpack(buffer.sample(16))
+            buffer.extend([step])
         except ValueError:  # so small a ring may have lost the frames of all it holds
             assert capacity < 2 * (stack + 1) * 4
             continue
-        assert sampled <= set(model.transitions)
-    assert len(buffer) == len(model.transitions)
-    if capacity == 400:  # room for all frames of the stream
+        assert unpack(buffer.sample(16)) <= set(model.transitions)
+    if steps and capacity == 400:  # room for all frames of the stream
         assert unpack(buffer.sample(5_000)) == set(model.transitions)
+        assert len(buffer) == len(model.transitions)
 
 
 def test_samples_are_bit_equal_to_what_the_wrappers_return():
@@ -114,12 +120,13 @@ def test_samples_are_bit_equal_to_what_the_wrappers_return():
 
 
 def test_batches_are_cut_from_one_window_and_repeat_with_the_seed():
-    picture = np.zeros((1, 84, 84), np.uint8)
     buffer, same, restored = (ReplayBuffer(100, (4, 84, 84), seed=seed) for seed in (7, 7, 8))
+    pictures, no = np.zeros((1, 84, 84), np.uint8), np.zeros(1, bool)
     for number in range(60):
-        first = picture if number == 0 else None
+        column, begins = np.array([number]), np.array([number == 0])
         for one in (buffer, same):
-            one.append(Transition(0, number % 6, number, False, picture, first, None))
+            new = (column, column, no, pictures, begins, pictures[begins], [None])
+            one.extend([Transitions(*new)])
     restored.load_state_dict(buffer.state_dict())
     batch, *others = (one.sample(32) for one in (buffer, same, restored))
     for other in others:
@@ -130,17 +137,12 @@ def test_batches_are_cut_from_one_window_and_repeat_with_the_seed():
     assert sum(kept) / len(buffer) < 1.2 * 84 * 84  # a frame is stored once
 
 
-def arrivals(envs: int, steps: int, count: int) -> Iterator[list[Transition]]:
+def arrivals(envs: int, steps: int, count: int) -> Iterator[list[Transitions]]:
     """What rungs store at once: so many steps of each game. All games but the first are short."""
-    rng, frames = np.random.default_rng(0), numbered_frames()
-    begins = [True] * envs
+    rng, stream = np.random.default_rng(0), Stream(envs)
     for _ in range(count):
-        arrived = []
-        for env in list(range(envs)) * steps:
-            first = next(frames) if begins[env] else None
-            begins[env] = env > 0 and rng.random() < 0.7
-            arrived.append(Transition(env, 0, 0.0, begins[env], next(frames), first, None))
-        yield arrived
+        ends = (rng.random((steps, envs)) < 0.7) & (np.arange(envs) > 0)
+        yield [stream.step(ended, ended) for ended in ends]
 
 
 @pytest.mark.parametrize(
@@ -162,10 +164,11 @@ def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(scrip
     stream = arrivals(settings.get("envs", 1), settings.get("steps", 1), 2 * size)
     for number, arrived in enumerate(stream):
         buffer.extend(arrived)
-        for transition in arrived:
-            model.append(transition)
+        for step in arrived:
+            model.append(step)
         sampled = unpack(buffer.sample(1_000))
-        assert set(list(model.transitions)[-len(arrived) :]) <= sampled <= set(model.transitions)
+        newest = list(model.transitions)[-len(arrived) * len(arrived[0].actions) :]
+        assert set(newest) <= sampled <= set(model.transitions)
         if number % 20 == 0:
             state, buffer = buffer.state_dict(), kind(size, (stack, SIZE, SIZE))
             buffer.load_state_dict(state)

@@ -1,7 +1,7 @@
 """The vector environment and the buffer on the device against the ladder's plain parts."""
 
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import torch
 from ale_py import AtariVectorEnv
 
 import pong_emulator
-from lib.envs.experience import Episode, Transition
+from lib.envs.experience import Episode, Transitions
 from lib.envs.preprocessing import PONG_ROWS, Preprocessing
 from lib.envs.vector_env import (
     StackedVectorEnv,
@@ -26,7 +26,7 @@ N, STACK = 2, 4
 PONG = Preprocessing("PongNoFrameskip-v4", stack=STACK)
 
 
-Played = tuple[np.ndarray, list[list[Transition]]]
+Played = tuple[np.ndarray, list[Transitions]]
 
 
 def play(games: AtariVectorEnv, steps: int) -> Played:
@@ -42,12 +42,17 @@ def play(games: AtariVectorEnv, steps: int) -> Played:
         return rng.integers(int(games.single_action_space.n), size=len(seen))
 
     source = VectorExperienceSource(StackedVectorEnv(games, PONG, seed=7), agent)
-    number = count()
+    n = len(source.envs.states)
     transitions = [
-        [t._replace(frame=t.frame.copy(), action=next(number)) for t in step]
-        for step in islice(source, 1, steps + 1)
+        step._replace(frames=step.frames.copy(), actions=n * number + np.arange(n))
+        for number, (step,) in enumerate(islice(source, 1, steps + 1))
     ]
     return np.stack(states[:steps]), transitions
+
+
+def column(steps: list[Transitions], name: str, env: int = 0) -> list:
+    """What every step tells of one game."""
+    return [getattr(step, name)[env] for step in steps]
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +63,14 @@ def played() -> Played:
 def test_whole_games_are_reported_and_begin_anew(played: Played) -> None:
     _, steps = played
     for env in range(N):
-        game = [step[env] for step in steps]
-        ends = [i for i, t in enumerate(game) if t.episode]
+        episodes = column(steps, "episodes", env)
+        ends = [i for i, episode in enumerate(episodes) if episode]
         assert ends, "a random player loses a game within 1,400 steps"
-        assert [i for i, t in enumerate(game) if t.terminated] == ends
-        begins = [i for i, t in enumerate(game) if t.first_frame is not None]
-        assert begins == [i for i in (0, *(end + 1 for end in ends)) if i < len(game)]
-        first = game[: ends[0] + 1]  # Pong scores by ones
-        assert first[-1].episode == Episode(sum(t.reward for t in first), len(first))
+        assert np.flatnonzero(column(steps, "terminated", env)).tolist() == ends
+        begins = np.flatnonzero(column(steps, "begins", env)).tolist()
+        assert begins == [i for i in (0, *(end + 1 for end in ends)) if i < len(steps)]
+        rewards = column(steps, "rewards", env)[: ends[0] + 1]  # Pong scores by ones
+        assert episodes[ends[0]] == Episode(sum(rewards), len(rewards))
 
 
 def test_outside_of_the_playing_field_nothing_moves_but_the_score(played: Played) -> None:
@@ -119,14 +124,14 @@ def test_players_with_and_without_the_emulator_play_the_same_pong(monkeypatch) -
 
 def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:
     states, steps = play(ale_games("BreakoutNoFrameskip-v4", 1), 400)
-    game = [t for (t,) in steps]
-    game = game[: 1 + [bool(t.episode) for t in game].index(True)]
-    lives = [i for i, t in enumerate(game) if t.terminated]
+    game = steps[: 1 + [bool(step.episodes[0]) for step in steps].index(True)]
+    lives = np.flatnonzero(column(game, "terminated")).tolist()
     assert len(lives) == 5
     assert lives[-1] == len(game) - 1
-    begins = [i for i, t in enumerate(game) if t.first_frame is not None]
+    begins = np.flatnonzero(column(game, "begins")).tolist()
     assert begins == [0, *(i + 1 for i in lives[:-1])]
-    assert game[-1].episode == Episode(sum(t.reward for t in game), len(game))  # each by one
+    rewards = column(game, "rewards")  # each by one
+    assert game[-1].episodes == [Episode(sum(rewards), len(rewards))]
     first = states[begins, 0]
     assert (first == first[:, -1:]).all(), "nothing of the last life"
 
@@ -137,8 +142,8 @@ def test_both_replay_buffers_return_what_the_agent_saw(played: Played, capacity:
     shape = (STACK, 84, 84)
     plain, device = ReplayBuffer(capacity, shape), DeviceReplayBuffer(capacity, shape)
     for step in steps:
-        plain.extend(step)
-        device.extend(step)
+        plain.extend([step])
+        device.extend([step])
     assert len(plain) == len(device) == min(capacity, N * len(steps))
     batch = plain.sample(2_000)
     assert torch.equal(batch.states, torch.from_numpy(states.reshape(-1, *shape))[batch.actions])
@@ -146,13 +151,14 @@ def test_both_replay_buffers_return_what_the_agent_saw(played: Played, capacity:
         assert torch.equal(one, other)
 
 
-def test_only_whole_transitions_are_drawn() -> None:
+@pytest.mark.parametrize("kind", [ReplayBuffer, DeviceReplayBuffer])
+def test_only_whole_transitions_are_drawn(kind: type[ReplayBuffer]) -> None:
     """With episodes of one step every transition takes two frames, more than there is room for."""
-    buffer = DeviceReplayBuffer(32, (2, 1, 1))
+    buffer, yes = kind(32, (2, 1, 1)), np.ones(1, bool)
     for i in range(200):
-        frame = np.full((1, 1, 1), i % 200, np.uint8)
-        first = np.full((1, 1, 1), (i + 100) % 200, np.uint8)
-        buffer.extend([Transition(0, i, float(i), True, frame, first, None)])
+        frame, first = (np.full((1, 1, 1), shown % 200, np.uint8) for shown in (i, i + 100))
+        action, reward = np.array([i]), np.array([i], np.float32)
+        buffer.extend([Transitions(action, reward, yes, frame, yes, first, [None])])
     assert 0 < len(buffer) < 32
     batch = buffer.sample(1_000)
     assert torch.equal(batch.next_states[:, 1, 0, 0].long(), batch.actions % 200)

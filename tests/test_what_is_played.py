@@ -13,7 +13,7 @@ import torch
 from conftest import BEYOND, PARALLEL, SERIAL
 from ignite.handlers import TensorboardLogger
 
-from lib.envs.experience import ExperienceSource, Transition
+from lib.envs.experience import ExperienceSource, Transitions
 from lib.envs.vector_env import StackedVectorEnv, VectorStep
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN
@@ -34,17 +34,17 @@ def played(script: str, folder: Path, **settings: int) -> list[np.ndarray]:
     frames: list[np.ndarray] = []
     iterate, receive = ExperienceSource.__iter__, StackedVectorEnv.recv
 
-    def look_at(source: ExperienceSource) -> Iterator[list[Transition]]:
-        for transitions in iterate(source):
-            frames.extend(transition.frame for transition in transitions if transition.env == 0)
-            yield transitions
+    def look_at(source: ExperienceSource) -> Iterator[list[Transitions]]:
+        for steps in iterate(source):
+            frames.extend(step.frames[0] for step in steps)
+            yield steps
 
     def look(envs: StackedVectorEnv) -> VectorStep:
         step = receive(envs)
         frames.append(step.frames[0])
         return step
 
-    def put(transition: Transition) -> None:
+    def put(step: Transitions) -> None:
         if len(frames) == FRAMES:
             raise Enough
 

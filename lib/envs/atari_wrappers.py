@@ -36,10 +36,6 @@ class NoopReset(gym.Wrapper):
 
     def __init__(self, env: gym.Env, noop_max: int = 30) -> None:
         super().__init__(env)
-        if noop_max < 1:
-            raise ValueError(f"noop_max must be at least 1, got {noop_max}")
-        if _action_meanings(env)[0] != "NOOP":
-            raise ValueError("action 0 of the environment is not NOOP")
         self.noop_max = noop_max
 
     def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
@@ -59,8 +55,6 @@ class Skip(gym.Wrapper):
 
     def __init__(self, env: gym.Env, skip: int = 4) -> None:
         super().__init__(env)
-        if skip < 1:
-            raise ValueError(f"skip must be at least 1, got {skip}")
         self.skip = skip
 
     def step(self, action: Any) -> StepResult:
@@ -83,8 +77,6 @@ class MaxAndSkip(gym.Wrapper):
 
     def __init__(self, env: gym.Env, skip: int = 4) -> None:
         super().__init__(env)
-        if skip < 2:
-            raise ValueError(f"skip must be at least 2 to have two frames, got {skip}")
         self.skip = skip
 
     def step(self, action: Any) -> StepResult:
@@ -143,10 +135,7 @@ class FireReset(gym.Wrapper):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        meanings = _action_meanings(env)
-        if "FIRE" not in meanings:
-            raise ValueError("the environment has no FIRE action")
-        self._fire = meanings.index("FIRE")
+        self._fire = _action_meanings(env).index("FIRE")
 
     def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         _, reset_info = self.env.reset(seed=seed, options=options)
@@ -197,8 +186,6 @@ class WarpFrame(gym.ObservationWrapper):
 
     def __init__(self, env: gym.Env, size: int = 84, resize: str = "opencv-area") -> None:
         super().__init__(env)
-        if resize not in RESIZERS:
-            raise ValueError(f"unknown resizer {resize!r}, choose from {', '.join(RESIZERS)}")
         self.size = size
         self._resize = RESIZERS[resize]
         self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
@@ -249,26 +236,11 @@ class LazyFrames:
         self.frames = tuple(frames)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("stacked frames cannot be had as an array without a copy")
         stacked = np.concatenate(self.frames)
         return stacked if dtype is None else stacked.astype(dtype, copy=False)
 
-    def __len__(self) -> int:
-        return sum(len(frame) for frame in self.frames)
-
     def __getitem__(self, index: Any) -> np.ndarray:
         return np.asarray(self)[index]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the concatenated array."""
-        return (len(self), *self.frames[0].shape[1:])
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of the concatenated array."""
-        return self.frames[0].dtype
 
 
 class FrameStack(gym.Wrapper):
@@ -279,8 +251,6 @@ class FrameStack(gym.Wrapper):
 
     def __init__(self, env: gym.Env, stack: int = 4) -> None:
         super().__init__(env)
-        if stack < 1:
-            raise ValueError(f"stack must be at least 1, got {stack}")
         box = _box(env)
         self.stack = stack
         self._frames: deque[np.ndarray] = deque(maxlen=stack)

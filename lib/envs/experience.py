@@ -17,26 +17,26 @@ class Episode(NamedTuple):
     steps: int  # frames, i.e. agent steps
 
 
-class Transition(NamedTuple):
-    """One agent step, in few bytes: only the frame that it added.
+class Transitions(NamedTuple):
+    """One step of every environment, in few bytes: only the frames that it added.
 
     The stacked states follow from the frames, see ``lib.learning.replay_buffer``.
     """
 
-    env: int  # which environment
-    action: int
-    reward: float  # as the wrappers pass it on
-    terminated: bool  # no value follows; a truncated episode is not terminated
-    frame: np.ndarray  # uint8, (1, height, width): the newest frame of the next state
-    first_frame: np.ndarray | None  # the frame of the state, if an episode begins with it
-    episode: Episode | None  # set if a whole game ended with this step
+    actions: np.ndarray  # int64, (n,)
+    rewards: np.ndarray  # float32, (n,), as the wrappers pass them on
+    terminated: np.ndarray  # bool, (n,): no value follows; a truncated episode is not terminated
+    frames: np.ndarray  # uint8, (n, height, width): the newest frame of each next state
+    begins: np.ndarray  # bool, (n,): an episode begins with the state
+    first_frames: np.ndarray  # uint8, (episodes, height, width): the frames of these states
+    episodes: list[Episode | None]  # (n,): the whole game that ended with the step
 
 
 class ExperienceSource:
     """Steps environments in turn, forever; after an episode the next one begins.
 
-    Iterating yields lists of ``steps * len(envs)`` transitions: the actions of all
-    environments are chosen together, then each environment is stepped.
+    Iterating yields lists of ``steps`` steps: the actions of all environments are chosen together,
+    then each environment is stepped.
 
     Args:
         envs: environments whose observations are ``LazyFrames``.
@@ -55,42 +55,41 @@ class ExperienceSource:
         self.envs = [ResumableEnv(env) for env in envs]
         self.agent, self.seed, self.steps = agent, seed, steps
         self._states: list[Any] = []
-        self._begins = [True] * len(envs)  # whether the next step is the first of an episode
+        self._begins = np.ones(len(envs), dtype=bool)  # whether the next step begins an episode
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: how to get back into the current games."""
-        return {"games": [env.state_dict() for env in self.envs], "begins": list(self._begins)}
+        return {"games": [env.state_dict() for env in self.envs], "begins": self._begins.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Bring new environments to the point where ``state_dict`` was taken."""
         games = zip(self.envs, state["games"], strict=True)
         self._states = [env.play_again(game) for env, game in games]
-        self._begins = list(state["begins"])
+        self._begins = np.array(state["begins"])
 
-    def __iter__(self) -> Iterator[list[Transition]]:
+    def __iter__(self) -> Iterator[list[Transitions]]:
         if not self._states:
             seeds = zip(self.envs, game_seeds(self.seed, len(self.envs)).tolist(), strict=True)
             self._states = [env.reset(seed=seed)[0] for env, seed in seeds]
-        states, begins = self._states, self._begins
         while True:
-            transitions = []
-            for _ in range(self.steps):
-                actions = self.agent(states)
-                for i, env in enumerate(self.envs):
-                    action = int(actions[i])
-                    next_state, reward, terminated, truncated, info = env.step(action)
-                    first_frame = states[i].frames[-1] if begins[i] else None
-                    begins[i] = terminated or truncated
-                    states[i] = next_state
-                    if begins[i]:
-                        states[i], reset_info = env.reset()
-                        info = reset_info | info
-                    ended = info.get("episode")  # from RecordEpisodeStatistics
-                    episode = ended and Episode(float(ended["r"]), int(ended["l"]))
-                    frame = next_state.frames[-1]
-                    transitions.append(
-                        Transition(
-                            i, action, float(reward), terminated, frame, first_frame, episode
-                        )
-                    )
-            yield transitions
+            yield [self._step() for _ in range(self.steps)]
+
+    def _step(self) -> Transitions:
+        states, begins = self._states, self._begins.copy()
+        actions = self.agent(states)
+        first_frames = np.concatenate([state.frames[-1] for state in states])[begins]
+        rewards = np.empty(len(states), dtype=np.float32)
+        terminated = np.empty(len(states), dtype=bool)
+        frames: list[np.ndarray] = []
+        episodes: list[Episode | None] = []
+        for i, env in enumerate(self.envs):
+            states[i], rewards[i], terminated[i], truncated, info = env.step(int(actions[i]))
+            frames.append(states[i].frames[-1])
+            self._begins[i] = terminated[i] or truncated
+            if self._begins[i]:
+                states[i], reset_info = env.reset()
+                info = reset_info | info
+            ended = info.get("episode")  # from RecordEpisodeStatistics
+            episodes.append(Episode(float(ended["r"]), int(ended["l"])) if ended else None)
+        new_frames = np.concatenate(frames)
+        return Transitions(actions, rewards, terminated, new_frames, begins, first_frames, episodes)

@@ -15,7 +15,7 @@ from ale_py import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
 import pong_emulator
-from lib.envs.experience import Episode, Transition
+from lib.envs.experience import Episode, Transitions
 from lib.envs.preprocessing import Preprocessing
 from lib.seeds import game_seeds
 
@@ -95,11 +95,7 @@ class StackedVectorEnv:
         self._actions = np.array(preprocessing.actions or range(int(envs.single_action_space.n)))
         self.n_actions = len(self._actions)
         frame = np.zeros(envs.single_observation_space.shape[-2:], np.uint8)
-        self.shape = (
-            envs.num_envs,
-            preprocessing.stack,
-            *preprocessing.seen(frame).shape,
-        )  # of the states
+        self.shape = (envs.num_envs, preprocessing.stack, *preprocessing.seen(frame).shape)
         self._rewards = np.zeros(envs.num_envs)
         self._steps = np.zeros(envs.num_envs, dtype=np.int64)
 
@@ -142,33 +138,21 @@ class StackedVectorEnv:
 class VectorExperienceSource:
     """Steps a vector environment forever; it plays while the network learns.
 
-    Iterating yields lists of one transition per game. They are from the step before: the emulator
-    already has the next actions. ``agent`` maps uint8 states (n, stack, height, width) to actions,
-    int64 (n,).
+    Iterating yields lists of one step, the one before: the emulator already has the next actions.
+    ``agent`` maps uint8 states (n, stack, height, width) to actions, int64 (n,).
     """
 
     def __init__(self, envs: StackedVectorEnv, agent: Callable[[np.ndarray], np.ndarray]) -> None:
         self.envs, self.agent = envs, agent
 
-    def __iter__(self) -> Iterator[list[Transition]]:
-        transitions: list[Transition] = []
+    def __iter__(self) -> Iterator[list[Transitions]]:
+        steps: list[Transitions] = []
         begins = np.ones(len(self.envs.states), dtype=bool)
         while True:
             states = self.envs.states
             actions = self.agent(states)
             self.envs.send(actions)
-            yield transitions
-            step = self.envs.recv()
-            transitions = [
-                Transition(
-                    env=i,
-                    action=int(actions[i]),
-                    reward=float(step.rewards[i]),
-                    terminated=bool(step.terminated[i]),
-                    frame=step.frames[i],
-                    first_frame=states[i, -1:] if begins[i] else None,
-                    episode=step.episodes[i],
-                )
-                for i in range(len(states))
-            ]
-            begins = step.ended
+            yield steps
+            rewards, terminated, ended, frames, episodes = self.envs.recv()
+            new = (actions, rewards, terminated, frames[:, 0], begins, states[begins, -1], episodes)
+            steps, begins = [Transitions(*new)], ended

@@ -83,13 +83,14 @@ def compiled_way(
     from torch._inductor import config  # a slow import
 
     config.cpp.vec_isa_ok = True  # else g++ is tried with every kind of vectors, for five seconds
-    on_gpu = is_asynchronous(device)
-    tools = "Triton, or triton-windows" if on_gpu else "g++, clang or cl, and Python's headers"
+    triton = is_asynchronous(device)
+    tools = "Triton, or triton-windows" if triton else "g++, clang or cl, and Python's headers"
     part = f"the compiled {name} (compiling needs {tools})"
 
     def make() -> Callable[..., Any]:
-        # With random numbers of its own it would draw other rows, and could not be compared.
-        return torch.compile(plain, fullgraph=True, options={"fallback_random": on_gpu})
+        # Its own random numbers are float32, too coarse for the rows of a large buffer. With those
+        # of torch it also draws the plain way's rows, and can be compared.
+        return torch.compile(plain, fullgraph=True, options={"fallback_random": True})
 
     with waiting(f"{step}: compiling the {name}; nothing is learned yet"):
         return faster_way(part, plain, make, results, allowed)
@@ -168,20 +169,17 @@ class CompiledUpdate:
     def compile(self) -> None:
         """Compile, and on the GPU capture, what works there; nothing is learned by it."""
         kept = Kept(self._device, [*self._net.changing, *self._others])
-        on_gpu, allowed = is_asynchronous(self._device), ROUNDING[self._net.dtype]
+        allowed = ROUNDING[self._net.dtype]
 
         def results(update: Update) -> Results:
             kept.put_back()
-            if on_gpu:
-                return first_results(update, self._net)
-            update()  # on a CPU the compiled one draws rows of its own: only whether it runs
-            return {}
+            return first_results(update, self._net)
 
         if compiles(self._device):
             self._call = compiled_way(
                 "last step", "update", self._call, self._device, results, allowed
             )
-        if on_gpu:
+        if is_asynchronous(self._device):
             plain, part = self._call, "the CUDA graph of the update"
             self._call = faster_way(part, plain, lambda: captured(plain), results, allowed)
         kept.put_back()

@@ -10,14 +10,14 @@ repeated, as in FrameStack. So a transition is stored as the numbers of its wind
 sample is to look up windows and to gather their frames.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from lib.devices import Device
-from lib.envs.experience import Transition
+from lib.envs.experience import Transitions
 from lib.seeds import REPLAY, stream
 from lib.transfer import gather
 
@@ -35,11 +35,11 @@ class Batch(NamedTuple):
 
 
 class ReplayRings:
-    """Frames and transitions in rings: what this buffer and ``lib.parallel.message_buffer`` share.
+    """Frames and transitions in rings: what all replay buffers share.
 
     Transition i is at i % capacity, and frame n at n % n_frames. Windows hold the numbers n, which
-    never wrap, so a frame that was overwritten is recognised. If many were, before the transitions
-    that show them, these transitions are not drawn.
+    never wrap, so a frame that was overwritten is recognised. If many frames are overwritten before
+    the transitions that show them, these transitions are dropped.
 
     Args:
         capacity: transitions to hold.
@@ -49,6 +49,9 @@ class ReplayRings:
         observation_shape: of the stacked observation.
         device: where sampled batches go.
         seed: of the run.
+
+    Attributes:
+        added: transitions stored so far, with those that are gone; it never falls.
     """
 
     def __init__(
@@ -60,87 +63,100 @@ class ReplayRings:
         device: Device,
         seed: int,
     ) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1, got {capacity}")
-        self.capacity = capacity
-        self.device = torch.device(device)
+        self.capacity, self.device = capacity, torch.device(device)
         self._stack, *frame_shape = observation_shape
         # The system gives us this memory only when the rings reach it.
-        self._frames = np.empty((n_frames, *frame_shape), dtype=np.uint8)
-        self._windows = np.empty((capacity, window), dtype=np.int64)
-        self._actions = np.empty(capacity, dtype=np.int64)
-        self._rewards = np.empty(capacity, dtype=np.float32)
-        self._terminated = np.empty(capacity, dtype=np.bool_)
-        self._frames_written = self._transitions_written = 0
+        self._frames: Any = np.empty((n_frames, *frame_shape), dtype=np.uint8)
+        self._columns: list[Any] = [  # windows, actions, rewards, terminated
+            np.empty((capacity, window), dtype=np.int64),
+            np.empty(capacity, dtype=np.int64),
+            np.empty(capacity, dtype=np.float32),
+            np.empty(capacity, dtype=np.bool_),
+        ]
+        # Of each transition: the oldest frame that it or a later one shows.
+        self._needed = np.empty(capacity, dtype=np.int64)
+        self._frames_written = self.added = 0
+        self._oldest = 0  # of the transitions in the buffer
         self._rng = stream(seed, REPLAY)
 
     def __len__(self) -> int:
         """Transitions in the buffer, at most ``capacity``."""
-        return min(self._transitions_written, self.capacity)
-
-    @property
-    def added(self) -> int:
-        """Transitions stored so far, with those that are gone; it never falls."""
-        return self._transitions_written
+        return self.added - self._oldest
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw transitions uniformly and with replacement.
+        """Draw transitions uniformly and with replacement; there must be some."""
+        drawn = self._oldest + self._rng.integers(len(self), size=batch_size)
+        rows = drawn % self.capacity
+        windows, *columns = self._columns
+        frames = (self._frames, windows[rows] % len(self._frames))
+        return self._batch(*gather(self.device, frames, *((column, rows) for column in columns)))
 
-        Raises:
-            ValueError: if there is nothing to sample.
-        """
-        if not len(self):
-            raise ValueError("cannot sample from an empty replay buffer")
-        indices = self._draw(batch_size)
-        stacks, actions, rewards, terminated = gather(
-            self.device,
-            (self._frames, self._windows[indices] % len(self._frames)),
-            (self._actions, indices),
-            (self._rewards, indices),
-            (self._terminated, indices),
-        )
+    def _batch(self, stacks: torch.Tensor, *columns: torch.Tensor) -> Batch:
+        actions, rewards, terminated = columns
         states, next_states = stacks[:, : self._stack], stacks[:, -self._stack :]
         return Batch(states, actions, rewards, terminated, next_states)
 
-    def _draw(self, count: int) -> np.ndarray:
-        """The places of random transitions that have all their frames, int64 (count,)."""
-        indices = self._rng.integers(len(self), size=count)
+    def _store(self, frames: np.ndarray, windows: np.ndarray, *columns: np.ndarray) -> None:
+        """Write new transitions over the oldest ones.
+
+        Args:
+            frames: uint8, (frames, height, width).
+            windows: the numbers of their frames, int64, (transitions, window).
+            columns: their actions, rewards and terminal flags.
+
+        Raises:
+            ValueError: if the buffer is too small for so many at once.
+        """
+        slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
+        rows = (self.added + np.arange(len(windows))) % self.capacity
+        self._needed[rows] = windows.min()
+        new = self._in_place(slots, rows, frames, windows, *columns)
+        slots_there, rows_there, frames_there, *columns_there = new
+        self._frames[slots_there] = frames_there
+        for ring, column in zip(self._columns, columns_there, strict=True):
+            ring[rows_there] = column
+        self._frames_written += len(frames)
+        self.added += len(windows)
+        self._drop()
+        if not len(self):
+            raise ValueError("every transition has lost frames: the capacity is too small")
+
+    def _in_place(self, *arrays: np.ndarray) -> Sequence[Any]:
+        """The arrays where the rings are."""
+        return arrays
+
+    def _drop(self) -> None:
+        """Drop transitions that were overwritten, or that have lost frames."""
+        self._oldest = max(self._oldest, self.added - self.capacity)
         oldest_frame = self._frames_written - len(self._frames)
-        lost = self._windows[indices, 0] < oldest_frame
-        if lost.any():
-            whole = np.flatnonzero(self._windows[: len(self), 0] >= oldest_frame)
-            if not len(whole):
-                raise ValueError("every transition has lost frames: the capacity is too small")
-            indices[lost] = self._rng.choice(whole, size=np.count_nonzero(lost))
-        return indices
+        while len(self) and self._needed[self._oldest % self.capacity] < oldest_frame:
+            self._oldest += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: everything, the frames without a copy."""
+        """For a checkpoint: everything; on the CPU without a copy."""
+        # From NumPy: of a part of a tensor torch would save the whole.
+        parts = {name: torch.as_tensor(part).cpu().numpy() for name, part in self._written()}
         return {
             "frames_written": self._frames_written,
-            "transitions_written": self._transitions_written,
+            "transitions_written": self.added,
             "random": self._rng.bit_generator.state,
-            **{name: torch.from_numpy(array) for name, array in self._written().items()},
+            **{name: torch.from_numpy(part) for name, part in parts.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from where ``state_dict`` was taken; the buffer must have the same size."""
-        self._frames_written = state["frames_written"]
-        self._transitions_written = state["transitions_written"]
+        self._frames_written, self.added = state["frames_written"], state["transitions_written"]
         self._rng.bit_generator.state = state["random"]
-        for name, array in self._written().items():
-            array[:] = state[name].numpy()
+        for name, part in self._written():
+            part[:] = state[name]
+        self._drop()
 
-    def _written(self) -> dict[str, np.ndarray]:
-        """The written part of every array."""
-        n = len(self)
-        return {
-            "frames": self._frames[: self._frames_written],
-            "windows": self._windows[:n],
-            "actions": self._actions[:n],
-            "rewards": self._rewards[:n],
-            "terminated": self._terminated[:n],
-        }
+    def _written(self) -> Iterator[tuple[str, Any]]:
+        """The written part of every ring, with its name."""
+        yield "frames", self._frames[: self._frames_written]
+        names = ("windows", "actions", "rewards", "terminated", "needed")
+        for name, ring in zip(names, (*self._columns, self._needed), strict=True):
+            yield name, ring[: self.added]
 
 
 class ReplayBuffer(ReplayRings):
@@ -161,42 +177,26 @@ class ReplayBuffer(ReplayRings):
         window = observation_shape[0] + 1
         n_frames = capacity + capacity // 16 + window
         super().__init__(capacity, n_frames, window, observation_shape, device, seed)
-        self._state_windows: dict[int, list[int]] = {}  # the current state of each environment
+        # The frames of the current states, (environments, stack).
+        self._states = np.zeros((1, self._stack), dtype=np.int64)
 
-    def append(self, transition: Transition) -> None:
-        """Store a transition; transitions of one environment must come in order."""
-        if transition.first_frame is not None:
-            first = self._store(transition.first_frame)
-            self._state_windows[transition.env] = [first] * self._stack
-        elif transition.env not in self._state_windows:
-            raise ValueError(f"environment {transition.env} starts without a first frame")
-        window = [*self._state_windows[transition.env], self._store(transition.frame)]
-        self._state_windows[transition.env] = window[1:]
-
-        index = self._transitions_written % self.capacity
-        self._windows[index] = window
-        self._actions[index] = transition.action
-        self._rewards[index] = transition.reward
-        self._terminated[index] = transition.terminated
-        self._transitions_written += 1
-
-    def extend(self, transitions: Sequence[Transition]) -> None:
-        """Store several transitions."""
-        for transition in transitions:
-            self.append(transition)
+    def extend(self, steps: Sequence[Transitions]) -> None:
+        """Store some steps, in their order; always of the same environments."""
+        for new in steps:
+            # First come the frames that begin an episode, which fill the state; then all others.
+            firsts = self._frames_written + np.cumsum(new.begins) - 1
+            states = np.where(new.begins[:, None], firsts[:, None], self._states)
+            numbers = self._frames_written + len(new.first_frames) + np.arange(len(new.frames))
+            windows = np.column_stack([states, numbers])
+            self._states = windows[:, 1:]
+            frames = np.concatenate([new.first_frames, new.frames])
+            self._store(frames, windows, new.actions, new.rewards, new.terminated)
 
     def state_dict(self) -> dict[str, Any]:
         """As ``ReplayRings.state_dict``."""
-        return super().state_dict() | {"state_windows": self._state_windows}
+        return super().state_dict() | {"states": torch.from_numpy(self._states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """As ``ReplayRings.load_state_dict``."""
         super().load_state_dict(state)
-        self._state_windows = dict(state["state_windows"])
-
-    def _store(self, frame: np.ndarray) -> int:
-        """Write a frame of shape (1, height, width) into the ring and return its number."""
-        number = self._frames_written
-        self._frames[number % len(self._frames)] = frame[0]
-        self._frames_written += 1
-        return number
+        self._states = state["states"].numpy()

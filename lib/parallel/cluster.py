@@ -24,7 +24,7 @@ import lib
 from lib.gpu_checks import say
 from lib.learning.replay_buffer import Batch
 from lib.parallel.message_buffer import MessageReplayBuffer
-from lib.parallel.n_step import Transitions
+from lib.parallel.n_step import Message
 from lib.parallel.worker import ClusterOptions, VersionedWeights
 from lib.training.events import announce
 from lib.training.run import Failure, Run
@@ -37,14 +37,14 @@ WAIT_SECONDS = 1.0  # between checks whether the learner was asked to stop
 
 
 class Players:
-    """The players, and their transitions, while the ``with`` lasts.
+    """The players, and their messages, while the ``with`` lasts.
 
-    Iterating yields lists of transitions that have arrived. After a second without any it yields an
+    Iterating yields lists of messages that have arrived. After a second without any it yields an
     empty list, so that the caller can stop. If a player dies, one line says so.
 
     Args:
         player: a class. Each actor creates one object from its number and ``args``; the method
-            ``play`` takes ``VersionedWeights`` and returns ``Transitions``.
+            ``play`` takes ``VersionedWeights`` and returns a ``Message``.
         options: say how many players, on which cluster, and how long to wait for them.
         args: passed to ``player``.
     """
@@ -114,7 +114,7 @@ class Players:
         arrays = {name: w.detach().cpu().numpy() for name, w in net.state_dict().items()}
         self._weights = self._ray.put(VersionedWeights(state.iteration, state.frames, arrays))
 
-    def __iter__(self) -> Iterator[list[Transitions]]:
+    def __iter__(self) -> Iterator[list[Message]]:
         for number in [*range(self._options.players)] * AHEAD:
             self._ask(number)
         timeout = self._options.player_timeout
@@ -134,24 +134,24 @@ class Players:
     def _ask(self, number: int) -> None:
         self._calls[self._actors[number].play.remote(self._weights)] = number
 
-    def _take(self, call: Any) -> Transitions | None:
+    def _take(self, call: Any) -> Message | None:
         """Take the result of a call, and make the player's next one; None if the player is lost."""
         number = self._calls.pop(call)
         self._ask(number)
-        transitions: Transitions | None = None
+        message: Message | None = None
         try:
-            transitions = self._ray.get(call)
+            message = self._ray.get(call)
         except (self._ray.exceptions.RayTaskError, self._ray.exceptions.ActorDiedError) as error:
             cause = str(error).strip().split("\n")[-1]  # its own error, which would come again
             raise Failure(f"player {number} failed: {cause}") from None
         except self._ray.exceptions.RayError:  # its process, its node, or the network in between
             pass
-        if (number in self._lost) == (transitions is not None):  # this is new
+        if (number in self._lost) == (message is not None):  # this is new
             self._lost ^= {number}
             told, count = "lost" if number in self._lost else "back", self._options.players
             left = f"{count - len(self._lost)} of {count} play"
             say(f"player {number} is {told}, {left}")
-        return transitions
+        return message
 
 
 def learn_from(

@@ -8,7 +8,7 @@ import numpy as np
 
 from lib.devices import Device
 from lib.learning.replay_buffer import ReplayRings, Shape
-from lib.parallel.n_step import Transitions
+from lib.parallel.n_step import Message
 
 
 class MessageReplayBuffer(ReplayRings):
@@ -27,22 +27,8 @@ class MessageReplayBuffer(ReplayRings):
         n_frames, window = capacity + capacity // 4, 2 * observation_shape[0]
         super().__init__(capacity, n_frames, window, observation_shape, device, seed)
 
-    def extend(self, new: Transitions) -> None:
-        """Store the transitions of a message.
-
-        Raises:
-            ValueError: if the message is larger than the buffer.
-        """
-        frames, count = new.frames, len(new.actions)
-        if len(frames) > len(self._frames) or count > self.capacity:
-            raise ValueError(f"{count} transitions do not fit into a buffer of {self.capacity}")
-        places = (self._transitions_written + np.arange(count)) % self.capacity
+    def extend(self, new: Message) -> None:
+        """Store the transitions of a message."""
         # The numbers of a message are int32, which is too short for those of the buffer.
-        self._windows[places] = np.add(new.windows, self._frames_written, dtype=np.int64)
-        self._actions[places] = new.actions
-        self._rewards[places] = new.rewards
-        self._terminated[places] = new.terminated
-        self._transitions_written += count
-        slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
-        self._frames[slots] = frames
-        self._frames_written += len(frames)
+        windows = np.add(new.windows, self._frames_written, dtype=np.int64)
+        self._store(new.frames, windows, new.actions, new.rewards, new.terminated)

@@ -17,8 +17,8 @@ from lib.envs.vector_env import VectorStep
 
 
 @dataclass
-class Transitions:
-    """A message: m transitions of one player, cut from f frames, which travel compressed."""
+class Message:
+    """m transitions of one player, cut from f frames, which travel compressed."""
 
     player: int  # its number
     version: int  # number of updates that made its weights
@@ -82,7 +82,7 @@ class NStepRecorder:
         self._steps.append(step)
         self._new += 1
 
-    def pack(self, player: int, version: int) -> Transitions:
+    def pack(self, player: int, version: int) -> Message:
         """The complete transitions; there must be more than ``n_steps`` steps.
 
         Args:
@@ -103,7 +103,7 @@ class NStepRecorder:
 
         both = np.concatenate([windows(starts), windows(starts + self.n_steps)], axis=2)
         whole = ~cut_short  # a truncated game leaves no next state
-        transitions = Transitions(
+        message = Message(
             player=player,
             version=version,
             frames=frames.reshape(-1, *frames.shape[2:]),
@@ -114,7 +114,7 @@ class NStepRecorder:
             episodes=[step.episodes for step in self._steps[-self._new :]],
         )
         self._forget()
-        return transitions
+        return message
 
     def _returns(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Discounted rewards, and whether the game terminated or was cut short before the end."""

@@ -1,7 +1,7 @@
 """A player in a process of its own, and the bounded queue between it and the trainer.
 
-The queue is one pipe in each direction. The player sends transitions. The trainer answers with the
-number of transitions it has taken, and a player that is ``bound`` ahead waits for this answer.
+The queue is one pipe in each direction. The player sends its steps. The trainer answers with the
+number of steps it has taken, and a player that is ``bound`` ahead waits for this answer.
 
 If one side dies, the other reads the end of the pipe at once, even in the middle of a message, and
 nothing is left in the system. A ``multiprocessing.Queue`` could hang: a dead process may still hold
@@ -25,7 +25,7 @@ import torch
 from torch import multiprocessing, nn
 
 from lib.devices import first_line
-from lib.envs.experience import Transition
+from lib.envs.experience import Transitions
 from lib.gpu_checks import leave_out
 from lib.training.machine import prepare_torch
 from lib.training.options import PlayerOptions
@@ -34,31 +34,31 @@ from lib.transfer import Download, is_asynchronous
 
 WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop
 EXIT_SECONDS = 10.0  # for a player to end by itself, which is slow on a GPU or a busy machine
-START_SECONDS = 120.0  # to start, and for its first transition, if the time limit is shorter
+START_SECONDS = 120.0  # to start, and for its first step, if the time limit is shorter
 
 
 class ExperienceQueue:
-    """The player's end of the queue: ``bound`` transitions may be on their way to the trainer."""
+    """The player's end of the queue: ``bound`` steps may be on their way to the trainer."""
 
     def __init__(self, pipe: Connection, bound: int) -> None:
         self._pipe, self._free = pipe, bound
 
-    def put(self, transition: Transition) -> None:
-        """Send a transition; wait while the queue is full.
+    def put(self, step: Transitions) -> None:
+        """Send a step; wait while the queue is full.
 
         Raises:
             EOFError, BrokenPipeError, ConnectionResetError: if the trainer is gone.
         """
         while self._free == 0 or self._pipe.poll():
             self._free += self._pipe.recv()
-        self._pipe.send(transition)
+        self._pipe.send(step)
         self._free -= 1
 
 
 class Player:
     """The trainer's end: starts the process, and iterates over what it played.
 
-    Iterating yields lists of the transitions that have arrived. After a second without any it
+    Iterating yields lists of the steps that have arrived. After a second without any it
     yields an empty list, so that the caller can stop. If the player is lost, there are no more: the
     run ends as always, with its checkpoint, and leaving the ``with`` block raises ``Failure``.
 
@@ -70,8 +70,8 @@ class Player:
         play: a module-level function (the process is started with ``spawn``), called in the player
             with the queue and ``args``. Its exceptions become the trainer's ``Failure``.
         args: passed to ``play``.
-        bound: how many transitions the player may be ahead.
-        timeout: seconds without a transition after which the player counts as lost.
+        bound: how many steps the player may be ahead.
+        timeout: seconds without a step after which the player counts as lost.
         device: where the player acts.
     """
 
@@ -158,15 +158,15 @@ class Player:
         if self._lost and not error:
             raise self._lost
 
-    def __iter__(self) -> Iterator[list[Transition]]:
+    def __iter__(self) -> Iterator[list[Transitions]]:
         deadline = time.monotonic() + max(self.timeout, START_SECONDS)
         while not self._lost:
-            taken: list[Transition] = []
+            taken: list[Transitions] = []
             try:
                 while len(taken) < self.bound and (
-                    transition := self._received(0 if taken else WAIT_SECONDS)
+                    step := self._received(0 if taken else WAIT_SECONDS)
                 ):
-                    taken.append(transition)
+                    taken.append(step)
                 if not taken and time.monotonic() > deadline:
                     self.process.kill()  # it would not notice a closed pipe
                     raise Failure(f"the player sent nothing for {self.timeout:g} seconds")

@@ -4,15 +4,14 @@ from collections.abc import Iterable, Iterator
 
 from ignite.engine import Engine
 
-from lib.envs.experience import Transition
-from lib.learning.device_replay import DeviceReplayBuffer
+from lib.envs.experience import Transitions
 from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.training.events import announce
 
 
 def replay_batches(
     engine: Engine,
-    experience: Iterable[list[Transition]],
+    experience: Iterable[list[Transitions]],
     buffer: ReplayBuffer,
     initial: int,
     batch_size: int,
@@ -21,7 +20,7 @@ def replay_batches(
 
     Args:
         engine: is told of frames and episodes as they arrive.
-        experience: yields lists of new transitions, one list per update.
+        experience: yields lists of new steps, one list per update.
         buffer: stores them.
         initial: transitions to store before the first batch.
         batch_size: transitions per batch.
@@ -32,17 +31,18 @@ def replay_batches(
 
 def play(
     engine: Engine,
-    experience: Iterable[list[Transition]],
-    buffer: ReplayBuffer | DeviceReplayBuffer,
+    experience: Iterable[list[Transitions]],
+    buffer: ReplayBuffer,
     initial: int,
 ) -> Iterator[None]:
     """Play and store, as ``replay_batches``; yields when it is time for an update."""
     if engine.state.update_due and buffer.added >= initial:  # the resumed run ended before it
         yield
-    for transitions in experience:
-        buffer.extend(transitions)
-        announce(engine, len(transitions), [step.episode for step in transitions])
+    for steps in experience:
+        buffer.extend(steps)
+        episodes = [episode for new in steps for episode in new.episodes]
+        announce(engine, len(episodes), episodes)
         if engine.should_terminate:
             return
-        if transitions and buffer.added >= initial:  # not len, which may fall again
+        if steps and buffer.added >= initial:  # not len, which may fall again
             yield
