@@ -51,14 +51,14 @@ def test_the_shipped_agent_wins_on_ales_environment_until_ctrl_c():
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        first, _, *games = (process.stdout.readline() for _ in range(4))
+        first, _, game = (process.stdout.readline() for _ in range(3))
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
     finally:
         process.kill()
     assert (process.returncode, error) == (130, "")
     assert "weights" in first
-    assert max(map(score_of, games)) > 0
+    assert score_of(game) > 0
 
 
 def test_it_prints_every_score_and_their_mean(trained, play):
@@ -70,7 +70,7 @@ def test_it_prints_every_score_and_their_mean(trained, play):
     scores = [score_of(line) for line in games]
     assert last.startswith(f"2 games, mean {sum(scores) / 2:.2f}, ")
     assert games[0][9:] != games[1][9:]  # each has its seed
-    assert play(run, "--episodes", 2, "--epsilon", 1).out == result.out
+    assert games[0] in play(run, "--episodes", 1, "--epsilon", 1).out
 
 
 def test_an_exported_agent_plays_the_same_and_is_small(trained, play, tmp_path):
