@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from conftest import run_rung
 from torch.func import grad_and_value
 
 from lib.learning.compiled_update import CompiledUpdate
@@ -102,14 +101,14 @@ def test_the_average_of_the_weights_follows_them_and_plays():
         assert torch.equal(resumed.compute[name], net.compute[name])
 
 
-def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch):
+def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch, program):
     flags = ["--batch-size", "4", "--replay-initial", "20", "--max-frames", "60"]
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
-    result = run_rung("06_compiled_update", tmp_path / "runs", *flags)
-    assert (result.returncode, result.stderr) == (0, "")
-    told = [line for line in result.stdout.splitlines() if line.startswith("left out: ")]
+    result = program("06_compiled_update", "--run-dir", tmp_path / "runs", *flags)
+    assert (result.code, result.error) == (0, "")
+    told = [line for line in result.out.splitlines() if line.startswith("left out: ")]
     assert len(told) == 1
     assert "the compiled update (compiling needs g++" in told[0]
