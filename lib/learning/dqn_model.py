@@ -88,9 +88,12 @@ class NormalizedDQN(DQN):
     and moves by the same 4, with a quarter of the weights and operations.
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], n_actions: int) -> None:
+    def __init__(
+        self, input_shape: tuple[int, int, int], n_actions: int, temperature: float = 0.0
+    ) -> None:
         super().__init__(input_shape, 1 + n_actions, (16, 16, 16), hidden=256, first_kernel=4)
         self.arguments = {"input_shape": tuple(input_shape), "n_actions": int(n_actions)}
+        self.temperature = self.arguments["temperature"] = temperature
         self.fc.insert(1, nn.LayerNorm(256))
         for name, parameter in (*self.conv.named_parameters(), *self.fc[0].named_parameters()):
             if name.endswith("weight"):

@@ -75,6 +75,7 @@ def play_games(
     games: StackedVectorEnv,
     q_function: QFunction,
     epsilon: float,
+    temperature: float = 0.0,
     device: torch.device | str = "cpu",
 ) -> Iterator[list[tuple[int, Episode]]]:
     """Play every game to its end, all of them at once.
@@ -85,7 +86,7 @@ def play_games(
     Args:
         games: from ``make_games``.
         q_function: wants its states on ``device``.
-        epsilon: probability of a random action.
+        epsilon, temperature: see ``choose``.
         device: of ``q_function``.
 
     Yields:
@@ -96,11 +97,9 @@ def play_games(
     while len(playing):
         (states,) = upload(torch.device(device), games.states[playing])
         with torch.no_grad():
-            actions[playing] = q_function(states).argmax(1).cpu().numpy()
-        for i in playing:
-            chance, other = randoms[i].random(), randoms[i].integers(games.n_actions)
-            if chance < epsilon:
-                actions[i] = other
+            values = q_function(states).float().cpu().numpy()
+        for i, values_here in zip(playing, values, strict=True):
+            actions[i] = choose(values_here, epsilon, temperature, randoms[i])
         games.send(actions)
         episodes = games.recv().episodes
         ended = [(i, game) for i, game in enumerate(episodes) if game and i in playing]
@@ -108,16 +107,31 @@ def play_games(
         yield ended
 
 
-def play_game(env: gym.Env, q_function: QFunction, epsilon: float, seed: int) -> Episode:
+def choose(
+    values: np.ndarray, epsilon: float, temperature: float, random: np.random.Generator
+) -> int:
+    """A random action with probability epsilon, else one from the softmax of values / temperature.
+
+    Near-ties are broken at random then, and clear choices stay: a game that is lost like the one
+    before ends otherwise. Gumbel noise makes a softmax of an argmax. 0: the greedy action.
+    """
+    chance, other = random.random(), int(random.integers(len(values)))
+    if temperature:
+        values = values + temperature * random.gumbel(size=len(values))
+    return other if chance < epsilon else int(values.argmax())
+
+
+def play_game(
+    env: gym.Env, q_function: QFunction, epsilon: float, temperature: float, seed: int
+) -> Episode:
     """Play one game of ``make_env`` to its end on the CPU, as ``play_games`` plays a game."""
     random = stream(seed, ACTIONS)
-    assert isinstance(env.action_space, Discrete)
     state, _ = env.reset(seed=seed)
     while True:
         with torch.no_grad():
-            action = int(q_function(torch.from_numpy(state[None])).argmax())
-        chance, other = random.random(), int(random.integers(env.action_space.n))
-        state, _, terminated, truncated, info = env.step(other if chance < epsilon else action)
+            values = q_function(torch.from_numpy(state[None]))[0].numpy()
+        action = choose(values, epsilon, temperature, random)
+        state, _, terminated, truncated, info = env.step(action)
         if terminated or truncated:
             return Episode(float(info["episode"]["r"]), int(info["episode"]["l"]))
 
@@ -145,7 +159,8 @@ def _play_all(
     rewards = [0.0] * count
     games = make_games(run.hp.preprocessing, SEED + np.arange(count), sticky)
     with tqdm(total=count, desc=title, leave=False, disable=None) as bar:
-        for step, ended in enumerate(play_games(games, q_function, EPSILON, run.device)):
+        played = play_games(games, q_function, EPSILON, run.hp.temperature, run.device)
+        for step, ended in enumerate(played):
             if step % 100 == 0:  # all games end at about the same time
                 bar.set_postfix(step=step)
             bar.update(len(ended))
@@ -198,7 +213,8 @@ def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
     options = run.hp
     seeds = game_seeds(options.seed, options.trial_games, TRIAL, engine.state.frames)
     trial = Trial(options.trial_games, rewards := [], options.stop_reward)
-    for ended in play_games(make_games(options.preprocessing, seeds), agent, EPSILON, run.device):
+    games = make_games(options.preprocessing, seeds)
+    for ended in play_games(games, agent, EPSILON, options.temperature, run.device):
         rewards += [game.reward for _, game in ended]
         if run.signal is not None or trial.decided:
             break

@@ -80,6 +80,7 @@ class CommonOptions:
     epsilon_start: float = of_playing(1.0, "probability of a random action at the start", 0, 1)
     epsilon_final: float = of_playing(0.02, "probability of a random action at the end", 0, 1)
     epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
+    temperature = 0.0  # of the softmax that chooses actions: greedy; 07 and 08 have a setting
 
     def settled(self) -> Self:
         """With what each value stands for in its place; ``why_invalid`` has found nothing wrong."""

@@ -71,6 +71,9 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     # It is reached by equal factors, so it cannot be 0.
     epsilon_final: float = of_playing(0.01, "probability of a random action at the end", 1e-6, 1)
     epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
+    temperature: float = of_playing(
+        0.01, "actions are drawn from the softmax of their values by this; 0: greedy", 0, 1
+    )
     epsilon_floor: float = of_playing(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
 
     def why_invalid(self) -> str | None:
