@@ -38,8 +38,16 @@ class Exploration:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from where ``state_dict`` was taken."""
-        if state:  # a run whose games were on the GPU drew with torch's generator there
-            self._rng.bit_generator.state = state["random"]
+        self._rng.bit_generator.state = state["random"]
+
+
+class GpuExploration(Exploration):
+    """An ``Exploration`` for games on the device, where torch's generator draws."""
+
+    def __call__(self, greedy: torch.Tensor, frame: int) -> torch.Tensor:  # type: ignore[override]
+        """The actions to play at this frame; the greedy ones and the result are int64, (n,)."""
+        at_random = torch.rand(greedy.shape, device=greedy.device) < self.epsilon(frame)
+        return torch.where(at_random, torch.randint_like(greedy, self.n_actions), greedy)
 
 
 class EpsilonGreedyAgent:

@@ -123,14 +123,16 @@ def play_game(env: gym.Env, q_function: QFunction, epsilon: float, seed: int) ->
 
 
 def evaluate(q_function: QFunction, run: Run) -> list[float]:
-    """Play 30 games with epsilon 0.01, then 16 with sticky actions; none if it was interrupted.
+    """After a solved run: play 30 games with epsilon 0.01, then 16 with sticky actions.
 
     The games are the same ones for all agents, and none of training. TensorBoard gets
     ``evaluation/reward`` and ``evaluation/sticky_reward`` when all have ended.
 
     Returns:
-        The unclipped reward of each of the 30 games.
+        The unclipped reward of each of the 30 games; none if the run is not solved, or interrupted.
     """
+    if not run.solved:
+        return []
     if run.signal is not None:
         say("no games after training: the run was interrupted")
         return []
@@ -145,10 +147,8 @@ def _play_all(
     rewards = [0.0] * count
     games = make_games(run.hp.preprocessing, SEED + np.arange(count), sticky)
     with tqdm(total=count, desc=title, leave=False, disable=None) as bar:
-        for step, ended in enumerate(play_games(games, q_function, EPSILON, run.device)):
-            if step % 100 == 0:  # all games end at about the same time
-                bar.set_postfix(step=step)
-            bar.update(len(ended))
+        for ended in play_games(games, q_function, EPSILON, run.device):
+            bar.update(len(ended))  # 0, too: then the bar's clock goes on
             for number, game in ended:
                 rewards[number] = game.reward
     say(f"{title}, epsilon {EPSILON:g}:\n{describe(rewards)}")
@@ -161,8 +161,8 @@ def _play_all(
 class Trial:
     """What the agent that would be saved made of its games, which end when one is lost.
 
-    avg_reward speaks of an agent that goes on learning. Frozen, the same agent can lose a point,
-    get the same serve again, and lose in the same way until the game is over.
+    avg_reward speaks of an agent that goes on learning; frozen, it may lose the same point again
+    and again.
     """
 
     games: int

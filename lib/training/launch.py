@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import torch
 from filelock import FileLock, Timeout
-from ignite.engine import State
 from ignite.handlers import TensorboardLogger
 
 from lib.gpu_checks import say
@@ -30,7 +29,7 @@ MOST_LETTERS = 60  # of the settings in the name of a run folder
 
 
 def launch(
-    train: Callable[[Options, Run[Options]], State], options_class: type[Options], description: str
+    train: Callable[[Options, Run[Options]], None], options_class: type[Options], description: str
 ) -> NoReturn:
     """Run a rung as a program.
 
@@ -39,7 +38,7 @@ def launch(
     solved run solved: 0. Every expected failure is one line on standard error.
 
     Args:
-        train: trains until it is done, and returns the engine's state.
+        train: trains until it is done.
         options_class: the class of the rung's settings.
         description: for ``--help``.
     """
