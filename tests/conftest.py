@@ -176,9 +176,10 @@ def short_run(script: str) -> list[str]:
     Updates take much more time than frames, so training begins late. Speedruns try their agent.
     """
     envs, frames = envs_of(script), frames_of(script)
-    flags = "--seed 5 --learning-rate 2e-4 --epsilon-frames 400 --batch-size 4 --checkpoint-replay"
+    flags = "--seed 5 --learning-rate 2e-4 --epsilon-frames 400 --batch-size 4"
     flags += f" --checkpoint-every 50 --max-frames {frames}"
     flags += f" --envs {envs}" if envs > 1 else ""
+    flags += "" if script in SPEEDRUNS else " --checkpoint-replay"
     if script in SPEEDRUNS:
         flags += " --rollout 16 --epochs 1 --stop-reward -21 --trial-games 2"
     else:

@@ -17,6 +17,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,8 @@ def save_checkpoints(
     figures = {"progress": RunProgress(engine, run), **figures}
     best = -math.inf
     if run.checkpoint:
-        best = reward_of(folder / "best.pt")
+        with suppress(CheckpointError):  # it is damaged, or not there
+            best = read_checkpoint(folder / "best.pt")["progress"]["avg_reward"]
         load_checkpoint(engine, run, saved, figures)
 
     def save() -> None:
@@ -167,19 +169,20 @@ def load_checkpoint(
     """Resume from ``run.checkpoint``; only when all is loaded, the event files are cut."""
     checkpoint = run.checkpoint
     assert checkpoint is not None
-    if missing := saved.keys() - checkpoint.keys() - set(REPLAY):
-        raise CheckpointError(
-            f"the checkpoint has no {', '.join(sorted(missing))}: an earlier version saved it, so "
-            "resume it with that version"
-        )
 
     def load(name: str, part: Any) -> None:
         # Adam and others keep the tensors that they are given, which would keep the whole file.
-        kept = checkpoint.pop(name)
-        part.load_state_dict(kept if name in REPLAY else copy.deepcopy(kept))
+        try:
+            kept = checkpoint.pop(name)
+            part.load_state_dict(kept if name in REPLAY else copy.deepcopy(kept))
+        except KeyError as error:
+            raise CheckpointError(
+                f"the checkpoint has no {error.args[0]}: an earlier version saved it, so resume it "
+                "with that version"
+            ) from None
 
     for name, part in saved.items():
-        if name in checkpoint:
+        if name in checkpoint or name not in REPLAY:
             load(name, part)
 
     @engine.on(Events.STARTED)
@@ -188,27 +191,14 @@ def load_checkpoint(
         for name, figure in figures.items():
             load(name, figure)
         checkpoint["file"].replace(run.folder / FOLDER / "latest.pt")  # where that is damaged
-        cut_events(run.folder, lengths)
+        for name, length in lengths.items():
+            file = run.folder / name
+            if not length:
+                file.unlink()
+            elif file.stat().st_size > length:  # a shorter one would be filled with zeros
+                os.truncate(file, length)
         run.write_settings()
         run.checkpoint = None
-
-
-def cut_events(folder: Path, lengths: Mapping[str, int]) -> None:
-    """Cut event files to these lengths; 0: delete the file."""
-    for name, length in lengths.items():
-        file = folder / name
-        if not length:
-            file.unlink()
-        elif file.stat().st_size > length:  # a shorter one would be filled with zeros
-            os.truncate(file, length)
-
-
-def reward_of(file: Path) -> float:
-    """The avg_reward of a checkpoint; less than any other if it is damaged, or not there."""
-    try:
-        return read_checkpoint(file)["progress"]["avg_reward"]
-    except CheckpointError:
-        return -math.inf
 
 
 def describe_settings(run: "Run", net: Any) -> dict[str, Any]:

@@ -87,8 +87,6 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str
     """Hyperparameters and frames of the run to resume; it must be a run of this script."""
     script, place = Path(parser.prog).stem, Path(folder)
     try:
-        if not place.is_dir():
-            raise CheckpointError(f"{folder} is not a run folder")
         if message := unwritable("--resume", place):
             parser.error(message)
         runs = [run.parent for run in place.glob(f"{script}-*/{FOLDER}")]

@@ -71,13 +71,12 @@ def attach_handlers(
     track_reward(engine, run.hp.stop_reward, passes)
     speed = Speed(engine)
     average = track_loss(engine, run)
-    stop_at(engine, run.hp.max_frames)
-    stop_on_signals(engine, run)
+    stop_early(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon)
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
     save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
-    end_training(engine, run)
     Terminal(run).attach(engine)
+    end_training(engine, run)
 
 
 def track_reward(engine: Engine, stop_reward: float, passes: Callable[[], bool]) -> None:
@@ -217,19 +216,11 @@ def track_loss(engine: Engine, run: Run) -> RunningAverage:
     return average
 
 
-def stop_at(engine: Engine, max_frames: int) -> None:
-    """Stop after this many frames; 0: no limit."""
+def stop_early(engine: Engine, run: Run) -> None:
+    """Stop after ``--max-frames``, or on Ctrl-C, SIGTERM or SIGHUP; a second Ctrl-C stops at once.
 
-    @engine.on(PlayEvents.FRAMES_PLAYED)
-    def check(engine: Engine) -> None:
-        if 0 < max_frames <= engine.state.frames:
-            engine.terminate()
-
-
-def stop_on_signals(engine: Engine, run: Run) -> None:
-    """On Ctrl-C, SIGTERM or SIGHUP finish the iteration and stop; a second Ctrl-C stops at once.
-
-    ignite would also stop between a batch and its update, which would be counted and never made.
+    The iteration is finished before. ignite would also stop between a batch and its update, which
+    would be counted and never made.
     """
 
     def stop(number: int, _: object) -> None:
@@ -238,7 +229,7 @@ def stop_on_signals(engine: Engine, run: Run) -> None:
 
     @engine.on(PlayEvents.FRAMES_PLAYED | Events.ITERATION_COMPLETED)
     def end() -> None:
-        if run.signal is not None:
+        if run.signal is not None or 0 < run.hp.max_frames <= engine.state.frames:
             engine.terminate()
 
     engine.add_event_handler(Events.STARTED, on_signals, stop, stop)
@@ -260,53 +251,39 @@ def end_training(engine: Engine, run: Run) -> None:
         if isinstance(error, KeyboardInterrupt) and run.outcome is None:
             run.write_outcome(engine.state)
         end_on_signals()
+        raise error  # ignite leaves that to its handlers
 
 
 def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Schedule) -> None:
     """Write the curves: per episode, per frames while filling, per updates while training."""
     state = engine.state
 
-    def episode() -> dict[str, float]:
-        return {
-            "reward": state.episode.reward,
-            "avg_reward": state.avg_reward,
-            "steps": state.episode.steps,
-            "frames": state.frames,
-            "time_passed": state.time_passed,
-        }
+    def write(folder: str, step: int, **figures: float) -> None:
+        for name, value in figures.items():
+            logger.writer.add_scalar(f"{folder}/{name}", value, step)
 
-    def progress() -> dict[str, float]:
-        return {
-            "fps": state.fps,
-            "avg_fps": state.avg_fps,
-            "frames": state.frames,
-            "time_passed": state.time_passed,
-            "epsilon": epsilon(state.frames),
-        }
+    def write_progress(folder: str, step: int, **more: float) -> None:
+        names = ("fps", "avg_fps", "frames", "time_passed")
+        now = {name: getattr(state, name) for name in names}
+        write(folder, step, **now, epsilon=epsilon(state.frames), **more)
 
-    def trial() -> dict[str, float]:
-        return {"won": state.trial.won, "mean": state.trial.mean}
+    @engine.on(PlayEvents.EPISODE_COMPLETED)
+    def episode() -> None:
+        reward, average = state.episode.reward, state.avg_reward
+        now = {"frames": state.frames, "time_passed": state.time_passed}
+        steps = state.episode.steps
+        write("episodes", state.episodes, reward=reward, avg_reward=average, steps=steps, **now)
+        write("by_frames", state.frames, reward=reward, avg_reward=average)
 
-    curves = [
-        (PlayEvents.EPISODE_COMPLETED, "episodes", episode),
-        (PlayEvents.TRIED, "trial", trial),
-        (PlayEvents.FILLING, "filling", progress),
-    ]
-    for event, tag, figures in curves:
-        logger.attach_output_handler(
-            engine, event, tag, output_transform=lambda _, now=figures: now()
-        )
-    logger.attach_output_handler(
-        engine,
-        PlayEvents.EPISODE_COMPLETED,
-        tag="by_frames",
-        output_transform=lambda _: {"reward": state.episode.reward, "avg_reward": state.avg_reward},
-        global_step_transform=lambda *_: state.frames,
-    )
-    logger.attach_output_handler(
-        engine,
-        Events.ITERATION_COMPLETED(every=LOG_EVERY),
-        tag="train",
-        metric_names=["avg_loss"],
-        output_transform=lambda loss: {"loss": loss, **progress()},
-    )
+    @engine.on(PlayEvents.TRIED)
+    def trial() -> None:
+        write("trial", state.frames, won=state.trial.won, mean=state.trial.mean)
+
+    @engine.on(PlayEvents.FILLING)
+    def filling() -> None:
+        write_progress("filling", state.frames)
+
+    @engine.on(Events.ITERATION_COMPLETED(every=LOG_EVERY))
+    def updates() -> None:
+        losses = {"loss": float(state.output), "avg_loss": state.metrics["avg_loss"]}
+        write_progress("train", state.iteration, **losses)

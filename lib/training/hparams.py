@@ -25,6 +25,7 @@ NUMBERS += ["sync_frames", "player_timeout", "noop_max", "max_pool", "episodic_l
 NUMBERS += ["clip_reward", "any_game", "learning_rate_final", "adam_epsilon", "epochs"]
 NUMBERS += ["epochs_final", "averaged", "trial_games", "q_lambda", "epsilon_floor", "players"]
 NUMBERS += ["n_steps", "message_steps", "frames_per_update", "sync_updates", "schedule_frames"]
+NUMBERS += ["checkpoint_replay"]
 TEXTS = ["play_device", "resize", "precision", "address", "left_out"]
 
 

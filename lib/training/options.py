@@ -72,7 +72,6 @@ class CommonOptions:
     checkpoint_every: int = of_this_call(
         5_000, "updates between checkpoints; the last one is saved at the end; 0: none", 0
     )
-    checkpoint_replay: bool = of_this_call(False, "save the replay buffer in checkpoints, too")
     env: str = of_playing("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
     learning_rate: float = option(1e-4, "learning rate of Adam", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
@@ -141,6 +140,7 @@ class ReplayOptions(CommonOptions):
     replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", 1)
     replay_initial: int = option(10_000, "transitions to play before training begins", 1)
     target_sync: int = option(1_000, "updates between copies to the target network", 1)
+    checkpoint_replay: bool = of_this_call(False, "save the replay buffer in checkpoints, too")
 
     @property
     def samples(self) -> int:

@@ -36,8 +36,7 @@ class Terminal:
         engine.add_event_handler(PlayEvents.REACHED, self.reached)
         engine.add_event_handler(PlayEvents.TRIED, self.tried)
         engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
-        engine.add_event_handler(Events.COMPLETED, self.close)
-        engine.add_event_handler(Events.EXCEPTION_RAISED, self.fail)
+        engine.add_event_handler(Events.COMPLETED | Events.EXCEPTION_RAISED, self.close)
 
     def training_begins(self, engine: Engine) -> None:
         """Say why FPS change from now on."""
@@ -102,11 +101,6 @@ class Terminal:
         """What is done now, in words."""
         return self.before_training if state.phase == "filling" else state.phase
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Remove the bar."""
         self.bar.close()
-
-    def fail(self, error: Exception) -> None:
-        """Remove the bar and raise the error again: ignite leaves that to its handlers."""
-        self.close()
-        raise error
