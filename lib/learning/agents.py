@@ -33,11 +33,9 @@ class Exploration:
         return actions
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {"random": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where ``state_dict`` was taken."""
         self._rng.bit_generator.state = state["random"]
 
 
@@ -91,10 +89,8 @@ class EpsilonGreedyAgent:
         return actions
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {"frames": self.frames, "random": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where ``state_dict`` was taken."""
         self.frames = state["frames"]
         self._rng.bit_generator.state = state["random"]

@@ -16,7 +16,6 @@ class LinearSchedule:
         self.start, self.final, self.frames = start, final, frames
 
     def __call__(self, frame: int) -> float:
-        """The value at this frame."""
         progress = min(frame / self.frames, 1.0)
         return self.start + progress * (self.final - self.start)
 
@@ -32,21 +31,17 @@ class Progress:
         self.points, self.share = points, 0.0
 
     def __call__(self, frame: int) -> float:
-        """The share now, whatever the frame."""
         return self.share
 
     def add(self, won: int, lost: int) -> None:
-        """Count points."""
         if won + lost:
             kept = (1 - 1 / self.points) ** (won + lost)
             self.share = kept * self.share + (1 - kept) * won / (won + lost)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {"share": self.share}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where ``state_dict`` was taken."""
         self.share = state["share"]
 
 
@@ -71,7 +66,6 @@ class ProgressSchedule:
         self.begin, self.end = begin, end
 
     def __call__(self, frame: int) -> float:
-        """The value at this frame."""
         fallen = (self.progress(frame) - self.begin) / (self.end - self.begin)
         fallen = min(max(fallen, 0.0), 1.0)
         return self.start ** (1 - fallen) * self.final**fallen
@@ -84,5 +78,4 @@ class Maximum:
         self.schedules = schedules
 
     def __call__(self, frame: int) -> float:
-        """The value at this frame."""
         return max(schedule(frame) for schedule in self.schedules)

@@ -216,6 +216,8 @@ class RunProgress:
 
     def __init__(self, engine: Engine, run: "Run") -> None:
         self.engine, self.run = engine, run
+        device = run.device  # a GPU has random numbers of its own
+        self.gpu = None if device.type == "cpu" else torch.get_device_module(device)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps; the event files are on the disk then."""
@@ -224,23 +226,16 @@ class RunProgress:
         for file in files:  # a checkpoint must not outlive the points that it counts
             with file.open("rb+") as events:
                 os.fsync(events.fileno())
-        gpu = self._gpu()
         return {
             **{name: getattr(self.engine.state, name) for name in COUNTERS},
             "random": torch.get_rng_state(),
-            "device_random": gpu.get_rng_state() if gpu else None,  # for what is drawn there
+            "device_random": self.gpu.get_rng_state() if self.gpu else None,
             "events": {file.name: file.stat().st_size for file in files},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set counters and random states."""
         for name in COUNTERS:
             setattr(self.engine.state, name, state[name])
         torch.set_rng_state(state["random"])
-        if (gpu := self._gpu()) and state["device_random"] is not None:
-            gpu.set_rng_state(state["device_random"])
-
-    def _gpu(self) -> Any:
-        """The module of the GPU that has random numbers of its own; None on the CPU."""
-        device = self.run.device
-        return None if device.type == "cpu" else torch.get_device_module(device)
+        if self.gpu and state["device_random"] is not None:
+            self.gpu.set_rng_state(state["device_random"])

@@ -191,10 +191,8 @@ class Speed:
         return {"seconds": passed, "training_seconds": seconds, "training_frames": frames}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from where ``state_dict`` was taken."""
-        names = ("seconds", "training_seconds", "training_frames")
-        seconds, training_seconds, training_frames = (state[name] for name in names)
-        self.before = (seconds, training_seconds, int(training_frames))
+        training = state["training_seconds"], int(state["training_frames"])
+        self.before = (state["seconds"], *training)
         self.start()
 
 
@@ -241,17 +239,13 @@ def end_training(engine: Engine, run: Run) -> None:
     The last checkpoint comes before it, and the games after training follow.
     """
 
-    @engine.on(Events.COMPLETED)
-    def end() -> None:
-        run.write_outcome(engine.state)
-        end_on_signals()
-
-    @engine.on(Events.EXCEPTION_RAISED)
-    def interrupted(error: BaseException) -> None:
-        if isinstance(error, KeyboardInterrupt) and run.outcome is None:
+    @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
+    def end(engine: Engine, error: BaseException | None = None) -> None:
+        if not error or (isinstance(error, KeyboardInterrupt) and run.outcome is None):
             run.write_outcome(engine.state)
         end_on_signals()
-        raise error  # ignite leaves that to its handlers
+        if error:
+            raise error  # ignite leaves that to its handlers
 
 
 def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Schedule) -> None:

@@ -61,11 +61,10 @@ def launch(
             sys.exit(2)
         say(f"run folder {folder}")
         machine = describe_machine(device)
-        told = ", ".join(f"{name} {value}".replace(" ", "\xa0") for name, value in machine.items())
+        told = ", ".join(f"{name} {value}" for name, value in machine.items())
         autocast = "bfloat16 autocast" if options.amp else "float32"
-        precision = getattr(options, "precision", autocast)
-        told = textwrap.fill(f"{script} in {precision} on {told}", 80, subsequent_indent="  ")
-        say(told.replace("\xa0", " "))
+        told = f"{script} in {getattr(options, 'precision', autocast)} on {told}"
+        say(textwrap.fill(told, 80, subsequent_indent="  "))
         for remark in options.remarks():
             say(remark)
         if checkpoint:

@@ -91,7 +91,6 @@ class CommonOptions:
 
     @property
     def training_device(self) -> torch.device:
-        """Where the network learns."""
         return torch.device(self._asked_device)
 
     @property
@@ -144,11 +143,9 @@ class ReplayOptions(CommonOptions):
 
     @property
     def samples(self) -> int:
-        """As ``CommonOptions.samples``; the batch grows with the frames of an update."""
         return self.batch_size * getattr(self, "envs", 1) * getattr(self, "steps", 1)
 
     def why_invalid(self) -> str | None:
-        """As ``CommonOptions.why_invalid``."""
         if self.replay_initial > self.replay_size:
             return "--replay-initial is more than --replay-size, which could not hold it"
         if self.replay_size < (least := self._least_replay_size()):
@@ -186,7 +183,6 @@ class PlayerOptions(ReplayOptions):
         return torch.device("cpu") if device.type == "mps" else device
 
     def remarks(self) -> Iterator[str]:
-        """As ``CommonOptions.remarks``."""
         yield from super().remarks()
         asked = super().training_device
         if asked.type == "mps":
@@ -201,12 +197,10 @@ class PlayerOptions(ReplayOptions):
 
     @property
     def player_device(self) -> str:
-        """Where the player acts."""
         device = self.training_device
         return self.play_device or (str(device) if shares_memory(device) else "cpu")
 
     def why_invalid(self) -> str | None:
-        """As ``ReplayOptions.why_invalid``."""
         if message := super().why_invalid():
             return message
         message = missing_device(self.player_device)
@@ -228,7 +222,6 @@ class PrecisionOptions(CommonOptions):
     )
 
     def settled(self) -> Self:
-        """As ``CommonOptions.settled``."""
         chosen = self.precision
         if chosen == "auto":
             chosen = "bfloat16" if self.amp else choose_precision(self.training_device)
@@ -236,11 +229,9 @@ class PrecisionOptions(CommonOptions):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the gradients."""
         return getattr(torch, self.settled().precision)
 
     def why_invalid(self) -> str | None:
-        """As ``CommonOptions.why_invalid``."""
         if self.amp and self.precision == "float32":
             return "--precision: float32 contradicts --amp, which is bfloat16"
         return super().why_invalid()

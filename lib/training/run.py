@@ -49,7 +49,6 @@ class Run(Generic[Options]):
 
     @property
     def solved(self) -> bool:
-        """Whether training has ended with the game solved."""
         return self.outcome is not None and bool(self.outcome["solved"])
 
     def write_outcome(self, state: State) -> None:

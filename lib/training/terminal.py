@@ -30,7 +30,6 @@ class Terminal:
         self.refreshed = 0.0
 
     def attach(self, engine: Engine) -> None:
-        """Listen to the engine."""
         engine.add_event_handler(PlayEvents.TRAINING_BEGINS, self.training_begins)
         engine.add_event_handler(PlayEvents.EPISODE_COMPLETED, self.episode_completed)
         engine.add_event_handler(PlayEvents.REACHED, self.reached)
@@ -102,5 +101,4 @@ class Terminal:
         return self.before_training if state.phase == "filling" else state.phase
 
     def close(self, *_: object) -> None:
-        """Remove the bar."""
         self.bar.close()
