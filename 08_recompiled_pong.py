@@ -22,7 +22,7 @@ from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.dqn_model import NormalizedDQN
 from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
-from lib.learning.schedules import LinearSchedule, Maximum, Progress, ProgressSchedule
+from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
 from lib.learning.weights import AveragedWeights, Weights
 from lib.training.evaluation import evaluate
 from lib.training.events import announce
@@ -48,7 +48,7 @@ def train(hp: Options, run: Run) -> None:
     rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
     averaging = ProgressSchedule(1.0, 1 / hp.averaged, progress)
     epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress, begin=0.7)
-    epsilon = Maximum(
+    epsilon = maximum(
         LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
         ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),
     )

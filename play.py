@@ -29,13 +29,7 @@ from imageio_ffmpeg import write_frames
 from tqdm import tqdm
 
 from lib.learning.dqn_model import DQN
-from lib.training.checkpoints import (
-    KINDS,
-    SETTINGS,
-    CheckpointError,
-    find_checkpoint,
-    read_checkpoint,
-)
+from lib.training.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
 from lib.training.evaluation import SEED, describe, load_agent, make_env, play_game
 from lib.training.flags import OneLineParser, number
 
@@ -83,7 +77,7 @@ def parse() -> argparse.Namespace:
         if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             parser.error("--render: there is no display")
     try:
-        args.checkpoint = find_checkpoint(args.run_dir, *KINDS)
+        args.checkpoint = find_checkpoint(args.run_dir)
         args.contents = read_checkpoint(args.checkpoint)
         args.network, args.preprocessing = load_agent(args.contents)
     except CheckpointError as error:

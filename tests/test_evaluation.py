@@ -43,9 +43,10 @@ def test_who_never_moves_loses_every_game(run, monkeypatch, capsys) -> None:
         seen.append(len(states))
         return torch.ones(1, requires_grad=True) * torch.tensor([[1.0, 0.0, 0.0]] * len(states))
 
-    assert evaluation.evaluate(stays, run) == []  # training has not ended
+    evaluation.evaluate(stays, run)
+    assert seen == []  # training has not ended
     run.outcome = {"solved": 1.0}
-    assert evaluation.evaluate(stays, run) == [-21.0] * 3
+    evaluation.evaluate(stays, run)
     assert len(seen) < 2_000  # one pass for all games that are still played
     assert (seen[0], seen[-1]) == (3, min(seen))
     out, err = capsys.readouterr()

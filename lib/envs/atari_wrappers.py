@@ -234,14 +234,10 @@ class FrameStack(gym.Wrapper):
 
     def __init__(self, env: gym.Env, stack: int = 4) -> None:
         super().__init__(env)
-        box = _box(env)
+        channels, height, width = _box(env).shape
         self.stack = stack
         self._frames: deque[np.ndarray] = deque(maxlen=stack)
-        self.observation_space = spaces.Box(
-            np.repeat(box.low, stack, axis=0),
-            np.repeat(box.high, stack, axis=0),
-            dtype=box.dtype.type,
-        )
+        self.observation_space = spaces.Box(0, 255, (stack * channels, height, width), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         frame, info = self.env.reset(seed=seed, options=options)

@@ -175,8 +175,7 @@ def learn_from(
 
     @engine.on(Events.ITERATION_COMPLETED(every=LOG_EVERY))
     def log() -> None:
-        writer = run.tensorboard.writer
-        writer.add_scalar("players/weights_age", state.weights_age, state.iteration)
+        run.tensorboard.writer.add_scalar("players/weights_age", state.weights_age, state.iteration)
 
     due = 0.0
     for arrived in players:

@@ -57,8 +57,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
             if entry.metadata["group"] == title:
                 _add_flag(group, entry)
     values = options(**vars(parser.parse_args(argv)))
-    settings: dict[str, Any] = {}  # of the run to resume
-    played = 0
+    settings, played = dict[str, Any](), 0  # of the run to resume
     if values.resume:
         settings, played = _settings_of(values.resume, parser)
         if gone := sorted(settings.keys() - entries.keys()):

@@ -107,12 +107,9 @@ def track_reward(engine: Engine, stop_reward: float, passes: Callable[[], bool])
         if state.episodes >= next_trial:
             next_trial = state.episodes + TRY_EVERY
             if passes():
+                state.solved = True
+                engine.terminate()
                 engine.fire_event(PlayEvents.SOLVED)
-
-    @engine.on(PlayEvents.SOLVED)
-    def stop(engine: Engine) -> None:
-        engine.state.solved = True
-        engine.terminate()
 
 
 class Speed:
@@ -263,11 +260,10 @@ def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Sched
 
     @engine.on(PlayEvents.EPISODE_COMPLETED)
     def episode() -> None:
-        reward, average = state.episode.reward, state.avg_reward
+        reward = {"reward": state.episode.reward, "avg_reward": state.avg_reward}
         now = {"frames": state.frames, "time_passed": state.time_passed}
-        steps = state.episode.steps
-        write("episodes", state.episodes, reward=reward, avg_reward=average, steps=steps, **now)
-        write("by_frames", state.frames, reward=reward, avg_reward=average)
+        write("episodes", state.episodes, **reward, steps=state.episode.steps, **now)
+        write("by_frames", state.frames, **reward)
 
     @engine.on(PlayEvents.TRIED)
     def trial() -> None:

@@ -20,8 +20,6 @@ from lib.training.options import Options
 
 # What torch has no exception of its own for, cuDNN's and cuBLAS's errors among them.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
-
-
 Handler = Callable[[int, Any], Any]  # of a signal
 
 

@@ -6,14 +6,7 @@ import torch
 
 import pong_emulator
 from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
-from lib.training.options import (
-    PrecisionOptions,
-    of_playing,
-    of_run,
-    of_wrappers,
-    option,
-    too_large,
-)
+from lib.training.options import PrecisionOptions, of_playing, of_wrappers, option, too_large
 
 
 @dataclass(frozen=True)
@@ -40,8 +33,8 @@ class SpeedrunOptions(PrecisionOptions):
     )
     envs: int = of_playing(16, "environments, stepped together", 1, 1_024)
     rollout: int = of_playing(128, "frames of each environment in a rollout", 1, 1_024)
-    trial_games: int = of_run(
-        64, "games to win without learning, mean --stop-reward or more, to end training", 1, 1_024
+    trial_games: int = option(
+        64, "games to win without learning, mean --stop-reward or more", 1, 1_024, group="run"
     )
     q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
     stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
