@@ -131,6 +131,7 @@ def test_ways_take_turns_and_a_failing_one_is_left_out() -> None:
     assert turns == ["a", "broken", "b", "a", "b", "a", "b"]
 
 
+@pytest.mark.usefixtures("console")
 def test_the_emulator_plays_beside_ale(tmp_path) -> None:
     flags = ["--games", "1", "2", "--rounds", "1", "--milliseconds", "1", "--out", str(tmp_path)]
     assert main(["emulator", *flags]) == 0

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from conftest import run_rung
 from torch.func import grad_and_value
 
 from lib.envs.experience import Transitions
@@ -69,7 +68,9 @@ def flat(network: DQN) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
 
 
-def test_it_is_the_plain_update() -> None:
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_it_is_the_plain_update(compiled, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", str(int(not compiled)))
     torch.manual_seed(0)
     start, batch = DQN(SHAPE, ACTIONS), make_batch()
     plain, exact, rough = (copy.deepcopy(start) for _ in range(3))
@@ -124,14 +125,14 @@ def test_the_average_of_the_weights_follows_them_and_plays():
         assert torch.equal(resumed.compute[name], net.compute[name])
 
 
-@pytest.mark.usefixtures("console")
-def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch):
-    flags = ["--envs", "2", "--batch-size", "4", "--rollout", "16", "--max-frames", "60"]
+def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch, program):
+    flags = ["--batch-size", "4", "--replay-initial", "20", "--max-frames", "60"]
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
-    result = run_rung("08_recompiled_pong", tmp_path / "runs", *flags)
-    assert (result.returncode, result.stderr) == (0, "")
-    told = [line for line in result.stdout.splitlines() if line.startswith("left out: ")]
-    assert len(told) == 2
-    assert "the compiled update (compiling needs g++" in told[1]
+    result = program("06_compiled_update", "--run-dir", tmp_path / "runs", *flags)
+    assert (result.code, result.error) == (0, "")
+    told = [line for line in result.out.splitlines() if line.startswith("left out: ")]
+    assert len(told) == 1
+    assert "the compiled update (compiling needs g++" in told[0]

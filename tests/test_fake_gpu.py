@@ -108,7 +108,8 @@ def plain_losses(script: str, folder: Path, **settings: Any) -> list[float]:
     "script", ["01_baseline", "05_vector_env", "06_compiled_update", "07_speedrun"]
 )
 def test_a_rung_learns_the_same_and_waits_for_its_actions_alone(script, tmp_path):
-    settings = {"precision": "float32"} if script[:2] in ("06", "07") else {}
+    settings = {"envs": 2} if script != "01_baseline" else {}
+    settings |= {"precision": "float32"} if script[:2] in ("06", "07") else {}
     with in_place_of_cuda():
         losses, waits = train(load(script), tmp_path, NAME, **settings)
     assert left_out == []

@@ -167,7 +167,7 @@ def test_the_library_learns_a_game_with_a_known_optimum():
     prepare_torch(0)
     envs = Catch(count=4, stack=2, seed=0)
     shape = envs.states.shape[1:]
-    net = DQN(shape, 3)
+    net = DQN(shape, 3, channels=(16, 32, 32), hidden=128)
     target_net = copy.deepcopy(net)
     optimizer = adam(net, 5e-4)
 

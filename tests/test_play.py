@@ -54,7 +54,7 @@ def test_the_shipped_agent_wins_on_ales_environment_until_ctrl_c():
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        first, _, *games = (process.stdout.readline() for _ in range(4))
+        first, _, game = (process.stdout.readline() for _ in range(3))
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=60)
     finally:
@@ -62,7 +62,7 @@ def test_the_shipped_agent_wins_on_ales_environment_until_ctrl_c():
     assert (process.returncode, error) == (130, "")
     assert re.match(r"\d+ games?, mean", out.splitlines()[-1])
     assert "weights" in first
-    assert max(map(score_of, games)) > 0
+    assert score_of(game) > 0
 
 
 def test_it_prints_every_score_and_their_mean(trained, play):
@@ -74,7 +74,7 @@ def test_it_prints_every_score_and_their_mean(trained, play):
     scores = [score_of(line) for line in games]
     assert last.startswith(f"2 games, mean {sum(scores) / 2:.2f}, ")
     assert games[0][9:] != games[1][9:]  # each has its seed
-    assert play(run, "--episodes", 2, "--epsilon", 1).out == result.out
+    assert games[0] in play(run, "--episodes", 1, "--epsilon", 1).out
 
 
 def test_it_ends_when_nobody_reads(trained, ends, monkeypatch):

@@ -41,6 +41,7 @@ def test_trains_and_leaves_its_record(script, trained):
     first = rf"run folder \S+ {script} in b?float\d+ on device cpu.* threads \d+.* torch 2\."
     assert re.match(first, " ".join(result.out.split()))
     assert result.out.count("training begins at frame") == 1
+    assert "left out" not in result.out  # 08 is compiled, and learns what it learns uncompiled
     assert re.search(r"episode +1 +reward +-?\d+ +avg +-", result.out)
     assert result.out.splitlines()[-1].startswith("frame limit reached after ")
 
@@ -52,7 +53,7 @@ def test_trains_and_leaves_its_record(script, trained):
     assert {f"episodes/{name}" for name in ("reward", "avg_reward", "steps")} <= tags
     outcome = {tag: events.Scalars(tag)[0].value for tag in tags if tag.startswith("outcome/")}
     assert frames <= outcome["outcome/frames"] < frames + 12
-    assert outcome["outcome/updates"] > (10 if script in PARALLEL else 150)
+    assert outcome["outcome/updates"] > (10 if script in PARALLEL else 90)
     if script not in PARALLEL:
         names = ("loss", "avg_loss", "epsilon", "fps", "avg_fps", "frames", "time_passed")
         assert {f"train/{name}" for name in names} <= tags
