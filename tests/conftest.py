@@ -184,7 +184,6 @@ def short_run(script: str) -> list[str]:
     flags = "--seed 5 --learning-rate 2e-4 --epsilon-frames 400 --batch-size 4"
     flags += f" --checkpoint-every 50 --max-frames {frames}"
     flags += f" --envs {envs}" if envs > 1 else ""
-    flags += "" if script in SPEEDRUNS else " --checkpoint-replay"
     if script in SPEEDRUNS:
         flags += " --rollout 16 --epochs 1 --stop-reward -21 --trial-games 2"
     else:
@@ -192,7 +191,7 @@ def short_run(script: str) -> list[str]:
         updates = 200 if script in SERIAL[:2] else 100  # two losses in TensorBoard
         filled = frames - updates * envs
         flags += f" --replay-initial {filled} --replay-size {filled} --target-sync 50"
-        flags += " --stop-reward 100"
+        flags += " --stop-reward 100 --checkpoint-replay"
     return flags.split()
 
 
