@@ -130,9 +130,9 @@ def evaluate(q_function: QFunction, run: Run) -> None:
     ):
         games = make_games(run.hp.preprocessing, SEED + np.arange(count), sticky)
         rewards = [0.0] * count
-        with tqdm(total=count, desc=title, leave=False, disable=None) as bar:
+        with tqdm(total=count, desc=title, leave=False, disable=None, miniters=0) as bar:
             for ended in play_games(games, q_function, EPSILON, run.device):
-                bar.update(len(ended))  # 0, too: then the bar's clock goes on
+                bar.update(len(ended))  # 0, too, so that its clock goes on
                 for number, game in ended:
                     rewards[number] = game.reward
         say(f"{title}, epsilon {EPSILON:g}:\n{describe(rewards)}")
