@@ -10,7 +10,7 @@ The chapter measured 159 FPS and 105 minutes to solve Pong (GTX 1080 Ti).
 import copy
 
 import torch
-from ignite.engine import Engine, State
+from ignite.engine import Engine
 
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
@@ -26,7 +26,7 @@ from lib.training.play import replay_batches
 from lib.training.run import Run
 
 
-def train(hp: ReplayOptions, run: Run) -> State:
+def train(hp: ReplayOptions, run: Run) -> None:
     env = wrap_deepmind(make_atari(hp.env))
     observation_shape, n_actions = env.observation_space.shape, env.action_space.n
 
@@ -34,10 +34,7 @@ def train(hp: ReplayOptions, run: Run) -> State:
     target_net = copy.deepcopy(net)
     optimizer = adam(net, hp.learning_rate)
 
-    @torch.no_grad()
-    def q_function(states: torch.Tensor) -> torch.Tensor:
-        return net(states)
-
+    q_function = torch.no_grad()(net)  # records nothing for a backward pass
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
     experience = ExperienceSource([env], agent, hp.seed)
@@ -58,11 +55,9 @@ def train(hp: ReplayOptions, run: Run) -> State:
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     saved |= {"agent": agent, "experience": experience}
-    # Each whole game comes with its last frame. Its reward is smoothed here, and training stops at
-    # --stop-reward, or at --max-frames. TensorBoard gets it after each game, and loss, FPS and
-    # epsilon every 100 updates; checkpoints get what is in ``saved``.
+    # Smooths the reward, stops at --stop-reward, writes curves, and checkpoints of ``saved``.
     attach_handlers(engine, run, epsilon, saved)
-    return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, hp.batch_size))
+    engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, hp.batch_size))
 
 
 if __name__ == "__main__":

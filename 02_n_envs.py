@@ -13,7 +13,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from ignite.engine import Engine, State
+from ignite.engine import Engine
 
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
@@ -37,7 +37,7 @@ class Options(ReplayOptions):
     steps: int = option(1, "frames of each environment per update", 1, 256, group="playing")
 
 
-def train(hp: Options, run: Run) -> State:
+def train(hp: Options, run: Run) -> None:
     envs = [wrap_deepmind(make_atari(hp.env)) for _ in range(hp.envs)]
     observation_shape, n_actions = envs[0].observation_space.shape, envs[0].action_space.n
 
@@ -45,10 +45,7 @@ def train(hp: Options, run: Run) -> State:
     target_net = copy.deepcopy(net)
     optimizer = adam(net, hp.learning_rate)
 
-    @torch.no_grad()
-    def q_function(states: torch.Tensor) -> torch.Tensor:
-        return net(states)
-
+    q_function = torch.no_grad()(net)  # records nothing for a backward pass
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
     experience = ExperienceSource(envs, agent, hp.seed, hp.steps)
@@ -69,12 +66,10 @@ def train(hp: Options, run: Run) -> State:
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     saved |= {"agent": agent, "experience": experience}
-    # Each whole game comes with its last frame. Its reward is smoothed here, and training stops at
-    # --stop-reward, or at --max-frames. TensorBoard gets it after each game, and loss, FPS and
-    # epsilon every 100 updates; checkpoints get what is in ``saved``.
+    # Smooths the reward, stops at --stop-reward, writes curves, and checkpoints of ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batch_size = hp.batch_size * hp.envs * hp.steps
-    return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
+    engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from ignite.engine import Engine, State
+from ignite.engine import Engine
 
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
@@ -47,10 +47,7 @@ def play(
     env = wrap_deepmind(make_atari(hp.env))
     net = copy.deepcopy(shared_net).to(hp.player_device) if hp.refresh_frames else shared_net
 
-    @torch.no_grad()
-    def q_function(states: torch.Tensor) -> torch.Tensor:
-        return net(states)
-
+    q_function = torch.no_grad()(net)  # records nothing for a backward pass
     agent = EpsilonGreedyAgent(q_function, env.action_space.n, epsilon, hp.player_device, hp.seed)
     agent.frames = frames
     for frame, steps in enumerate(ExperienceSource([env], agent, hp.seed), start=1):
@@ -59,7 +56,7 @@ def play(
             net.load_state_dict(shared_net.state_dict())
 
 
-def train(hp: Options, run: Run) -> State:
+def train(hp: Options, run: Run) -> None:
     env = wrap_deepmind(make_atari(hp.env))
     observation_shape, n_actions = env.observation_space.shape, env.action_space.n
 
@@ -89,7 +86,7 @@ def train(hp: Options, run: Run) -> State:
     attach_handlers(engine, run, epsilon, saved)
     batch_size = hp.batch_size * hp.steps
     with player as experience:
-        return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
+        engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
 
 
 if __name__ == "__main__":

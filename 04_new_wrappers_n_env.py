@@ -14,7 +14,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from ignite.engine import Engine, State
+from ignite.engine import Engine
 
 from lib.envs.experience import ExperienceSource
 from lib.learning.agents import EpsilonGreedyAgent
@@ -37,7 +37,7 @@ class Options(WrapperOptions):
     steps: int = option(1, "frames of each environment per update", 1, 256, group="playing")
 
 
-def train(hp: Options, run: Run) -> State:
+def train(hp: Options, run: Run) -> None:
     envs = [hp.make_env() for _ in range(hp.envs)]
     observation_shape, n_actions = envs[0].observation_space.shape, envs[0].action_space.n
 
@@ -45,10 +45,7 @@ def train(hp: Options, run: Run) -> State:
     target_net = copy.deepcopy(net)
     optimizer = adam(net, hp.learning_rate)
 
-    @torch.no_grad()
-    def q_function(states: torch.Tensor) -> torch.Tensor:
-        return net(states)
-
+    q_function = torch.no_grad()(net)  # records nothing for a backward pass
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
     experience = ExperienceSource(envs, agent, hp.seed, hp.steps)
@@ -71,7 +68,7 @@ def train(hp: Options, run: Run) -> State:
     saved |= {"agent": agent, "experience": experience}
     attach_handlers(engine, run, epsilon, saved)
     batch_size = hp.batch_size * hp.envs * hp.steps
-    return engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
+    engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
 
 
 if __name__ == "__main__":

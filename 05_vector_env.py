@@ -6,14 +6,14 @@ actions, learns from the last transitions, and only then receives the new frames
 time only if it takes longer than the update. One forward pass gives the actions for all games.
 Network, loss and preprocessing are those of 02_n_envs.py, but a lost life is followed by no FIRE.
 
-The book ends before this rung.
+The book ends before this rung, and those that follow.
 """
 
 import copy
 from dataclasses import dataclass
 
 import torch
-from ignite.engine import Engine, State
+from ignite.engine import Engine
 
 from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
 from lib.learning.agents import EpsilonGreedyAgent
@@ -37,7 +37,7 @@ class Options(ReplayOptions):
     stack: int = option(4, "stacked frames per state", 1, 16, group="wrappers")
 
 
-def train(hp: Options, run: Run) -> State:
+def train(hp: Options, run: Run) -> None:
     envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, hp.seed)
     observation_shape, n_actions = envs.shape[1:], envs.n_actions
 
@@ -45,10 +45,7 @@ def train(hp: Options, run: Run) -> State:
     target_net = copy.deepcopy(net)
     optimizer = adam(net, hp.learning_rate)
 
-    @torch.no_grad()
-    def q_function(states: torch.Tensor) -> torch.Tensor:
-        return net(states)
-
+    q_function = torch.no_grad()(net)  # records nothing for a backward pass
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
     agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
     experience = VectorExperienceSource(envs, agent)
@@ -71,10 +68,8 @@ def train(hp: Options, run: Run) -> State:
     saved |= {"agent": agent}
     attach_handlers(engine, run, epsilon, saved)
     batch_size = hp.batch_size * hp.envs
-    state = engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
-    if state.solved:
-        evaluate(q_function, run)
-    return state
+    engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
+    evaluate(q_function, run)
 
 
 if __name__ == "__main__":

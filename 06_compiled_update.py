@@ -5,15 +5,13 @@ closed function. The compiler fuses everything between the convolutions and matr
 few loops. On the GPU the whole update is one CUDA graph: the CPU launches it with a single call and
 does not wait. Gradients are bfloat16 where the processor has units for it. Adam keeps the weights
 in float32.
-
-The book ends before this rung.
 """
 
 import copy
 from dataclasses import dataclass
 
 import torch
-from ignite.engine import Engine, State
+from ignite.engine import Engine
 from torch.func import grad_and_value
 
 from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
@@ -41,7 +39,7 @@ class Options(PrecisionOptions, ReplayOptions):
     stack: int = option(4, "stacked frames per state", 1, 16, group="wrappers")
 
 
-def train(hp: Options, run: Run) -> State:
+def train(hp: Options, run: Run) -> None:
     envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, hp.seed)
     observation_shape, n_actions = envs.shape[1:], envs.n_actions
     batch_size = hp.batch_size * hp.envs
@@ -81,10 +79,8 @@ def train(hp: Options, run: Run) -> State:
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "buffer": buffer, "agent": agent}
     attach_handlers(engine, run, epsilon, saved)
-    state = engine.run(play(engine, experience, buffer, hp.replay_initial))
-    if state.solved:
-        evaluate(q_function, run)
-    return state
+    engine.run(play(engine, experience, buffer, hp.replay_initial))
+    evaluate(q_function, run)
 
 
 if __name__ == "__main__":

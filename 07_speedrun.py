@@ -13,13 +13,13 @@ resolution, only the part between the walls. It plays the three of Pong's six ac
 The agent acts with a moving average of the weights, which moves slower as it wins more. Training
 ends when it wins 64 of 64 games without learning. On a CPU, half of the cores learn and half play.
 
-The book ends before this rung. What each idea bought: results/README.md.
+What each idea bought: results/README.md.
 """
 
 from collections.abc import Iterator
 
 import torch
-from ignite.engine import Engine, State
+from ignite.engine import Engine
 from torch.func import grad_and_value
 
 from lib.envs.vector_env import StackedVectorEnv, ale_games
@@ -28,7 +28,7 @@ from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.dqn_model import NormalizedDQN
 from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
-from lib.learning.schedules import LinearSchedule, Maximum, Progress, ProgressSchedule
+from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
 from lib.learning.weights import AveragedWeights, Weights
 from lib.training.evaluation import evaluate
 from lib.training.events import announce
@@ -39,9 +39,8 @@ from lib.training.speedrun_options import SharedCoresOptions as Options
 from lib.transfer import upload
 
 
-def train(hp: Options, run: Run) -> State:
-    games = ale_games(hp.env, hp.envs)
-    envs = StackedVectorEnv(games, hp.preprocessing, hp.seed)
+def train(hp: Options, run: Run) -> None:
+    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, hp.seed)
 
     network = NormalizedDQN(envs.shape[1:], envs.n_actions).to(run.device)
     net = AveragedWeights(
@@ -53,7 +52,7 @@ def train(hp: Options, run: Run) -> State:
     rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
     averaging = ProgressSchedule(1.0, 1 / hp.averaged, progress)
     epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress, begin=0.7)
-    epsilon = Maximum(
+    epsilon = maximum(
         LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
         ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),
     )
@@ -98,10 +97,8 @@ def train(hp: Options, run: Run) -> State:
     engine = Engine(lambda engine, _: learn())
     saved = {"net": net, "explore": explore, "points": points}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    state = engine.run(play())
-    if state.solved:
-        evaluate(net.agent(), run)
-    return state
+    engine.run(play())
+    evaluate(net.agent(), run)
 
 
 if __name__ == "__main__":

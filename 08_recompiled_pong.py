@@ -5,26 +5,24 @@ machine code, translated into Python functions that are then compiled. They are 
 pixel for pixel. A step takes a tenth of the time. So playing is nearly free, and all cores learn.
 
 On a GPU the same functions play there, and the CPU only launches each iteration.
-
-The book ends before this rung.
 """
 
 from collections.abc import Iterator
 
 import torch
-from ignite.engine import Engine, State
+from ignite.engine import Engine
 from torch.func import grad_and_value
 
 import pong_emulator
-from lib.envs.gpu_vector_env import GpuExploration, GpuStackedVectorEnv, plays_games
+from lib.envs.gpu_vector_env import GpuStackedVectorEnv, plays_games
 from lib.envs.vector_env import StackedVectorEnv
 from lib.gpu_checks import waiting
-from lib.learning.agents import Exploration
+from lib.learning.agents import Exploration, GpuExploration
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.dqn_model import NormalizedDQN
 from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
-from lib.learning.schedules import LinearSchedule, Maximum, Progress, ProgressSchedule
+from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
 from lib.learning.weights import AveragedWeights, Weights
 from lib.training.evaluation import evaluate
 from lib.training.events import announce
@@ -35,7 +33,7 @@ from lib.training.speedrun_options import EmulatorOptions as Options
 from lib.transfer import upload
 
 
-def train(hp: Options, run: Run) -> State:
+def train(hp: Options, run: Run) -> None:
     on_gpu = plays_games(run.device)  # then the games run there, too
     device = run.device if on_gpu else "cpu"
     games = pong_emulator.PongVectorEnv(hp.envs, device=device, stack=1, reward_clipping=False)
@@ -50,13 +48,11 @@ def train(hp: Options, run: Run) -> State:
     rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
     averaging = ProgressSchedule(1.0, 1 / hp.averaged, progress)
     epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress, begin=0.7)
-    epsilon = Maximum(
+    epsilon = maximum(
         LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
         ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),
     )
-    explore = Exploration(envs.n_actions, epsilon, hp.seed)
-    if on_gpu:
-        explore = GpuExploration(envs.n_actions, epsilon)
+    explore = (GpuExploration if on_gpu else Exploration)(envs.n_actions, epsilon, hp.seed)
 
     @torch.no_grad()
     def best_values(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -99,10 +95,8 @@ def train(hp: Options, run: Run) -> State:
     engine = Engine(lambda engine, _: learn())
     saved = {"net": net, "explore": explore, "points": progress}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    state = engine.run(play())
-    if state.solved:
-        evaluate(net.agent(), run)
-    return state
+    engine.run(play())
+    evaluate(net.agent(), run)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ n-step transitions, which holds each frame once. Every game has its own epsilon.
 more frames, but updates per frame stay the same. If a player or a machine dies, the others continue
 until Ray has replaced it. Pong is played on the emulator of 08, other games in ALE.
 
-The book ends before this rung. The idea is that of Ape-X (Horgan et al., arXiv:1803.00933),
+The idea is that of Ape-X (Horgan et al., arXiv:1803.00933),
 without its priorities.
 """
 
@@ -14,7 +14,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from ignite.engine import Engine, Events, State
+from ignite.engine import Engine, Events
 
 from lib.learning.agents import EpsilonGreedyAgent
 from lib.learning.dqn_model import DQN, adam
@@ -67,7 +67,7 @@ class Player:
         return self.recorder.pack(self.number, weights.version)
 
 
-def train(hp: Options, run: Run) -> State:
+def train(hp: Options, run: Run) -> None:
     envs = hp.make_envs(1, hp.seed)
     observation_shape, n_actions = envs.states.shape[1:], envs.n_actions
 
@@ -97,10 +97,8 @@ def train(hp: Options, run: Run) -> State:
     with Players(Player, hp, hp, run.frames_before) as players:
         refresh = Events.STARTED | Events.ITERATION_COMPLETED(every=hp.sync_updates)
         engine.add_event_handler(refresh, lambda: players.broadcast(net, engine.state))
-        state = engine.run(learn_from(players, buffer, epsilons, engine, run))
-    if state.solved:
-        evaluate(torch.no_grad()(net), run)
-    return state
+        engine.run(learn_from(players, buffer, epsilons, engine, run))
+    evaluate(net, run)
 
 
 if __name__ == "__main__":

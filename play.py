@@ -28,18 +28,12 @@ from gymnasium.wrappers import TransformReward
 from imageio_ffmpeg import write_frames
 from tqdm import tqdm
 
-from lib.training.checkpoints import (
-    KINDS,
-    SETTINGS,
-    CheckpointError,
-    find_checkpoint,
-    read_checkpoint,
-)
+from lib.learning.dqn_model import DQN
+from lib.training.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
 from lib.training.evaluation import SEED, describe, load_agent, make_env, play_game
-from lib.training.flags import OneLineParser
+from lib.training.flags import OneLineParser, number
 
 SHIPPED = Path(__file__).parent / "weights" / "pong.pt"
-MOST_SEED = 2_000_000_000
 # For each kind of video: agent steps per picture, how fast it is, and how it is written. A GIF is
 # for a page: a quarter of a game's time, and the game's own colours. The Atari makes 15 agent
 # steps per second.
@@ -61,23 +55,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "run_dir", type=Path, metavar="RUN_DIR", nargs="?", default=SHIPPED, help=place
     )
-    parser.add_argument("--episodes", type=int, default=10, help="games to play (default: 10)")
-    parser.add_argument("--epsilon", type=float, default=0.01, help="of the agent (default: 0.01)")
-    parser.add_argument("--seed", type=int, default=SEED, help="seed of the first game")
-    parser.add_argument(
-        "--video", type=Path, metavar="FILE", help="film the first game, as .mp4 or .gif"
-    )
-    parser.add_argument(
-        "--export", type=Path, metavar="FILE", help="write the agent into a small file, and end"
-    )
+    for flag, kind, default, what in (
+        ("--episodes", number(int, 1), 10, "games to play (default: 10)"),
+        ("--epsilon", number(float, 0, 1), 0.01, "of the agent (default: 0.01)"),
+        ("--seed", number(int, 0, 2_000_000_000), SEED, "seed of the first game"),
+        ("--video", Path, None, "film the first game, as .mp4 or .gif"),
+        ("--export", Path, None, "write the agent into a small file, and end"),
+    ):
+        name = "FILE" if kind is Path else flag[2:].upper()
+        parser.add_argument(flag, type=kind, metavar=name, default=default, help=what)
     parser.add_argument("--render", action="store_true", help="show the games in a window")
     args = parser.parse_args()
-    if args.episodes < 1:
-        parser.error(f"--episodes: {args.episodes} is less than 1")
-    if not 0 <= args.epsilon <= 1:
-        parser.error(f"--epsilon: {args.epsilon} is outside 0 to 1")
-    if not 0 <= args.seed <= MOST_SEED:
-        parser.error(f"--seed: {args.seed} is outside 0 to {MOST_SEED:,}")
     if args.video and args.video.suffix not in VIDEOS:
         parser.error(f"--video: {args.video} ends in neither {' nor '.join(VIDEOS)}")
     for flag, file in (("--video", args.video), ("--export", args.export)):
@@ -89,7 +77,7 @@ def parse() -> argparse.Namespace:
         if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             parser.error("--render: there is no display")
     try:
-        args.checkpoint = find_checkpoint(args.run_dir, *KINDS)
+        args.checkpoint = find_checkpoint(args.run_dir)
         args.contents = read_checkpoint(args.checkpoint)
         args.network, args.preprocessing = load_agent(args.contents)
     except CheckpointError as error:
@@ -127,9 +115,8 @@ class Film(gym.Wrapper):
         super().close()
 
 
-def export(checkpoint: dict[str, Any], file: Path) -> None:
+def export(checkpoint: dict[str, Any], network: DQN, file: Path) -> None:
     """Write the parts of a checkpoint that ``load_agent`` needs."""
-    network, _ = load_agent(checkpoint)
     settings = {name: checkpoint[SETTINGS][name] for name in ("script", "preprocessing", "network")}
     progress = {name: checkpoint["progress"][name] for name in ("frames", "avg_reward")}
     torch.save({SETTINGS: settings, "progress": progress, "net": network.state_dict()}, file)
@@ -140,7 +127,7 @@ def main() -> None:
     """Play."""
     args = parse()
     if args.export:
-        export(args.contents, args.export)
+        export(args.contents, args.network, args.export)
         return
     torch.set_num_threads(1)  # for one state; threads would wait for each other
     frames = args.contents["progress"]["frames"]

@@ -22,8 +22,6 @@ from lib.devices import first_line
 Way = TypeVar("Way")
 Results = dict[str, torch.Tensor]  # by name
 
-CLOCK = "{elapsed} (a minute or two the first time, then seconds)"
-
 left_out: list[str] = []  # by this process, which is one run
 
 
@@ -55,8 +53,9 @@ def waiting(line: str) -> Iterator[None]:
     """Say what takes long; a terminal also shows the seconds, until it is done."""
     say(line)
     done = threading.Event()
-    other = bool(tqdm._instances)  # a clock within this one would tell the same
-    with tqdm(bar_format=CLOCK, leave=False, disable=other or None) as clock:
+    layout = "{elapsed} (a minute or two the first time, then seconds)"
+    within = bool(tqdm._instances)  # another clock, which tells the same
+    with tqdm(bar_format=layout, leave=False, disable=within or None) as clock:
 
         def tick() -> None:
             while not done.wait(1):

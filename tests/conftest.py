@@ -181,7 +181,7 @@ def short_run(script: str) -> list[str]:
     Updates take much more time than frames, so training begins late. Speedruns try their agent.
     """
     envs, frames = envs_of(script), frames_of(script)
-    flags = "--seed 5 --learning-rate 2e-4 --epsilon-frames 400 --batch-size 4 --checkpoint-replay"
+    flags = "--seed 5 --learning-rate 2e-4 --epsilon-frames 400 --batch-size 4"
     flags += f" --checkpoint-every 50 --max-frames {frames}"
     flags += f" --envs {envs}" if envs > 1 else ""
     if script in SPEEDRUNS:
@@ -191,7 +191,7 @@ def short_run(script: str) -> list[str]:
         updates = 200 if script in SERIAL[:2] else 100  # two losses in TensorBoard
         filled = frames - updates * envs
         flags += f" --replay-initial {filled} --replay-size {filled} --target-sync 50"
-        flags += " --stop-reward 100"
+        flags += " --stop-reward 100 --checkpoint-replay"
     return flags.split()
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from gymnasium.vector import VectorEnv
 
-from lib.envs.gpu_vector_env import GpuExploration, GpuStackedVectorEnv
+from lib.envs.gpu_vector_env import GpuStackedVectorEnv
 from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
 from lib.envs.vector_env import StackedVectorEnv
-from lib.learning.agents import Exploration
+from lib.learning.agents import Exploration, GpuExploration
 from pong_emulator import PongVectorEnv
 
 GAMES, STEPS, EVERY = 3, 320, 8

@@ -13,7 +13,7 @@ from lib.learning.agents import EpsilonGreedyAgent, Exploration
 from lib.learning.dqn_model import DQN, NormalizedDQN, adam
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
-from lib.learning.schedules import LinearSchedule, Maximum, Progress, ProgressSchedule
+from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
 from lib.training.events import COUNTERS, PlayEvents
 from lib.training.handlers import track_reward
 from lib.training.machine import prepare_torch
@@ -89,7 +89,7 @@ def test_a_schedule_follows_the_share_of_points_won() -> None:
 
 
 def test_the_highest_of_two_schedules_that_fall_linearly_and_stay():
-    epsilon = Maximum(LinearSchedule(1.0, 0.0, 100), LinearSchedule(0.2, 0.1, 1_000))
+    epsilon = maximum(LinearSchedule(1.0, 0.0, 100), LinearSchedule(0.2, 0.1, 1_000))
     frames = (0, 50, 100, 1_000, 10**9)
     assert [epsilon(frame) for frame in frames] == pytest.approx([1, 0.5, 0.19, 0.1, 0.1])
 

@@ -274,6 +274,15 @@ def test_a_run_that_cannot_be_resumed_keeps_its_curves(start):
     assert again.code == 1
     assert "has no other: an earlier version saved it" in one_line(again.error)
     assert curves(run.folder.parent) == whole
+    file = run.folder / "checkpoints" / "latest.pt"
+    kept = read_checkpoint(file)
+    for part in ("optimizer", "buffer", "speed"):
+        write_checkpoint(file, kept | {part: {}})
+        again = start("--resume", str(run.folder), "--max-frames", "300")
+        assert again.code == 1
+        assert "an earlier version saved it" in one_line(again.error)
+        assert curves(run.folder.parent) == whole
+    write_checkpoint(file, kept)
     assert start("--resume", str(run.folder), "--max-frames", "300").code == 0
     points = [point for point in curves(run.folder.parent) if point[0] == "outcome/frames"]
     assert points == [("outcome/frames", 0, 300.0)]

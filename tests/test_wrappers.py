@@ -14,7 +14,6 @@ from lib.envs.atari_wrappers import (
     FireReset,
     FrameStack,
     ImageToPyTorch,
-    MaxAndSkip,
     NoopReset,
     Skip,
     WarpFrame,
@@ -45,11 +44,11 @@ def test_noop_reset_plays_one_to_noop_max_noops_and_follows_the_seed():
     assert NoopReset(inner, noop_max=3).reset(seed=0)[0].max() == 7
 
 
-@pytest.mark.parametrize(("skip", "seen"), [(Skip, 4), (MaxAndSkip, 30)])
-def test_actions_are_repeated_and_rewards_summed(skip, seen):
-    """One returns the last frame, the other the maximum of the last two."""
+@pytest.mark.parametrize(("max_pool", "seen"), [(False, 4), (True, 30)])
+def test_actions_are_repeated_and_rewards_summed(max_pool, seen):
+    """It returns the last frame, or the maximum of the last two."""
     inner = Scripted(script(0, 200, 9, 30, 4, 5))
-    env = skip(inner, 4)
+    env = Skip(inner, 4, max_pool)
     env.reset()
     observation, reward, terminated, _, _ = env.step(2)
     assert (observation.max(), reward, terminated) == (seen, 4.0, False)
@@ -115,7 +114,7 @@ def test_pictures_equal_gymnasiums_pixel_for_pixel():
     # no-ops off: the two draw their number differently from the same seed
     reference = AtariPreprocessing(make(), noop_max=0, frame_skip=4, screen_size=84)
     reference = FrameStackObservation(reference, 4, padding_type="reset")
-    ours = FrameStack(ImageToPyTorch(WarpFrame(MaxAndSkip(make(), 4))), 4)
+    ours = FrameStack(ImageToPyTorch(WarpFrame(Skip(make(), 4))), 4)
     expected, _ = reference.reset(seed=1)
     observation, _ = ours.reset(seed=1)
     assert np.array_equal(observation, expected)

@@ -50,34 +50,15 @@ class NoopReset(gym.Wrapper):
 class Skip(gym.Wrapper):
     """Repeat every action ``skip`` times, sum the rewards and return the last frame.
 
-    >>> env = Skip(gym.make("PongNoFrameskip-v4"), skip=4)
+    With ``max_pool`` it is the pixelwise maximum of the last two: the Atari 2600 draws some objects
+    in every other frame only, and the maximum shows them all.
+
+    >>> env = Skip(gym.make("PongNoFrameskip-v4"), skip=4, max_pool=True)
     """
 
-    def __init__(self, env: gym.Env, skip: int = 4) -> None:
+    def __init__(self, env: gym.Env, skip: int = 4, max_pool: bool = True) -> None:
         super().__init__(env)
-        self.skip = skip
-
-    def step(self, action: Any) -> StepResult:
-        total = 0.0
-        for _ in range(self.skip):
-            observation, reward, terminated, truncated, info = self.env.step(action)
-            total += float(reward)
-            if terminated or truncated:
-                break
-        return observation, total, terminated, truncated, info
-
-
-class MaxAndSkip(gym.Wrapper):
-    """Repeat every action, sum the rewards and return the pixelwise maximum of the last two.
-
-    The Atari 2600 draws some objects in every other frame only; the maximum shows them all.
-
-    >>> env = MaxAndSkip(gym.make("PongNoFrameskip-v4"), skip=4)
-    """
-
-    def __init__(self, env: gym.Env, skip: int = 4) -> None:
-        super().__init__(env)
-        self.skip = skip
+        self.skip, self.max_pool = skip, max_pool
 
     def step(self, action: Any) -> StepResult:
         total = 0.0
@@ -88,7 +69,9 @@ class MaxAndSkip(gym.Wrapper):
             total += float(reward)
             if terminated or truncated:
                 break
-        return np.maximum(last_two[0], last_two[-1]), total, terminated, truncated, info
+        if self.max_pool:
+            observation = np.maximum(last_two[0], observation)
+        return observation, total, terminated, truncated, info
 
 
 class EpisodicLife(gym.Wrapper):
@@ -251,14 +234,10 @@ class FrameStack(gym.Wrapper):
 
     def __init__(self, env: gym.Env, stack: int = 4) -> None:
         super().__init__(env)
-        box = _box(env)
+        channels, height, width = _box(env).shape
         self.stack = stack
         self._frames: deque[np.ndarray] = deque(maxlen=stack)
-        self.observation_space = spaces.Box(
-            np.repeat(box.low, stack, axis=0),
-            np.repeat(box.high, stack, axis=0),
-            dtype=box.dtype.type,
-        )
+        self.observation_space = spaces.Box(0, 255, (stack * channels, height, width), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         frame, info = self.env.reset(seed=seed, options=options)
@@ -293,8 +272,7 @@ def make_atari(
     env = gym.make(env_id, **kwargs)
     if noop_max:
         env = NoopReset(env, noop_max)
-    env = MaxAndSkip(env, skip) if max_pool else Skip(env, skip)
-    return RecordEpisodeStatistics(env)
+    return RecordEpisodeStatistics(Skip(env, skip, max_pool))
 
 
 def wrap_deepmind(
@@ -328,17 +306,12 @@ def wrap_deepmind(
     return FrameStack(env, stack)
 
 
-def check_env_id(env_id: str) -> str:
-    """Return the name of an accepted game.
+def check_env_id(env_id: str) -> None:
+    """Accept a game.
 
     Raises:
-        ValueError: if it is not a registered NoFrameskip game, or one with sticky actions.
+        ValueError: if it is not a registered NoFrameskip game without sticky actions.
     """
-    if env_id.endswith("NoFrameskip-v0"):
-        raise ValueError(
-            f"{env_id} has sticky actions, which the vector environments do not play: "
-            f"use {env_id.removesuffix('0')}4"
-        )
     if not env_id.endswith("NoFrameskip-v4") or env_id not in gym.registry:
         games = [name for name in gym.registry if name.endswith("NoFrameskip-v4")]
         name = re.sub("^ALE/|(NoFrameskip)?(-v.)?$", "", env_id)
@@ -347,7 +320,6 @@ def check_env_id(env_id: str) -> str:
             f"unknown environment {env_id!r}: name an Atari game as <Game>NoFrameskip-v4, "
             f"for example {near[0]}"
         )
-    return env_id
 
 
 def _action_meanings(env: gym.Env) -> list[str]:

@@ -1,10 +1,9 @@
 """Games that run on the training device: the CPU only launches their steps.
 
-The counterparts of ``StackedVectorEnv`` in ``lib.envs.vector_env`` and of ``Exploration`` in
-``lib.learning.agents``, for games whose actions, frames and rewards are tensors on that device.
+The counterpart of ``StackedVectorEnv`` in ``lib.envs.vector_env``, for games whose actions, frames
+and rewards are tensors on that device.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,22 +111,3 @@ class GpuStackedVectorEnv:
         ends = zip(points[steps > 0], steps[steps > 0], strict=True)
         episodes = [Episode(float(reward), int(length)) for reward, length in ends]
         return episodes, (int(won.sum()), int(lost.sum()))
-
-
-class GpuExploration:
-    """Replaces greedy actions by random ones with probability epsilon, drawn on the device."""
-
-    def __init__(self, n_actions: int, epsilon: Callable[[int], float]) -> None:
-        self.n_actions, self.epsilon = n_actions, epsilon
-
-    def __call__(self, greedy: torch.Tensor, frame: int) -> torch.Tensor:
-        """The actions to play at this frame; the greedy ones and the result are int64, (n,)."""
-        at_random = torch.rand(greedy.shape, device=greedy.device) < self.epsilon(frame)
-        return torch.where(at_random, torch.randint_like(greedy, self.n_actions), greedy)
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: nothing of its own."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing."""

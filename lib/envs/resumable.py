@@ -38,7 +38,6 @@ class ResumableEnv(gym.Wrapper):
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment."""
         self._actions.append(int(action))
         step = self.env.step(action)
         self._game_over = "episode" in step[-1]

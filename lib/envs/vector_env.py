@@ -60,12 +60,9 @@ def ale_games(
 
 
 def fast_games(env_id: str, num_envs: int, max_pool: bool, threads: int = 0) -> Any:
-    """Pong played by ``pong_emulator``, where Numba can compile it, and every other game by ALE.
+    """Pong played by ``pong_emulator``, where Numba can compile it; else ``ale_games``.
 
     Both play the same games, pixel for pixel. So players of both kinds can play together.
-
-    Args:
-        env_id, num_envs, max_pool, threads: as for ``ale_games``.
     """
     if env_id.startswith("Pong") and not pong_emulator.missing():
         return pong_emulator.PongVectorEnv(

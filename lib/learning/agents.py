@@ -33,13 +33,19 @@ class Exploration:
         return actions
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {"random": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where ``state_dict`` was taken."""
-        if state:  # a run whose games were on the GPU drew with torch's generator there
-            self._rng.bit_generator.state = state["random"]
+        self._rng.bit_generator.state = state["random"]
+
+
+class GpuExploration(Exploration):
+    """An ``Exploration`` for games on the device, where torch's generator draws."""
+
+    def __call__(self, greedy: torch.Tensor, frame: int) -> torch.Tensor:  # type: ignore[override]
+        """The actions to play at this frame; the greedy ones and the result are int64, (n,)."""
+        at_random = torch.rand(greedy.shape, device=greedy.device) < self.epsilon(frame)
+        return torch.where(at_random, torch.randint_like(greedy, self.n_actions), greedy)
 
 
 class EpsilonGreedyAgent:
@@ -83,10 +89,8 @@ class EpsilonGreedyAgent:
         return actions
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {"frames": self.frames, "random": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where ``state_dict`` was taken."""
         self.frames = state["frames"]
         self._rng.bit_generator.state = state["random"]

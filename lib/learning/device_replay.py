@@ -36,7 +36,6 @@ class DeviceReplayBuffer(ReplayBuffer):
         self._count = torch.full((), capacity, dtype=torch.int64, device=drawing)
 
     def sample(self, batch_size: int) -> Batch:
-        """As ``ReplayBuffer.sample``."""
         draws = torch.rand(batch_size, dtype=torch.float64, device=self._count.device)
         drawn = (draws * self._count).long() + self._begin
         return self.gather((drawn % self.capacity).to(self.device))

@@ -193,10 +193,8 @@ class ReplayBuffer(ReplayRings):
             self._store(frames, windows, new.actions, new.rewards, new.terminated)
 
     def state_dict(self) -> dict[str, Any]:
-        """As ``ReplayRings.state_dict``."""
         return super().state_dict() | {"states": torch.from_numpy(self._states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As ``ReplayRings.load_state_dict``."""
         super().load_state_dict(state)
         self._states = state["states"].numpy()

@@ -1,6 +1,7 @@
 """Numbers that change during training: by frame, or as the agent wins more points."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 Schedule = Callable[[int], float]  # frame -> value
@@ -16,7 +17,6 @@ class LinearSchedule:
         self.start, self.final, self.frames = start, final, frames
 
     def __call__(self, frame: int) -> float:
-        """The value at this frame."""
         progress = min(frame / self.frames, 1.0)
         return self.start + progress * (self.final - self.start)
 
@@ -32,57 +32,41 @@ class Progress:
         self.points, self.share = points, 0.0
 
     def __call__(self, frame: int) -> float:
-        """The share now, whatever the frame."""
         return self.share
 
     def add(self, won: int, lost: int) -> None:
-        """Count points."""
         if won + lost:
             kept = (1 - 1 / self.points) ** (won + lost)
             self.share = kept * self.share + (1 - kept) * won / (won + lost)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {"share": self.share}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where ``state_dict`` was taken."""
         self.share = state["share"]
 
 
+@dataclass
 class ProgressSchedule:
     """A number that falls to its final value, geometrically, as the share of points won grows.
 
     A schedule by frames suits one seed and starves another, which learns to score later.
-
-    Args:
-        start: the value until the agent wins the share ``begin``.
-        final: the value from the share ``end`` on; more than 0, as it is reached by factors.
-        progress: the share of points won: a ``Progress``. Or any number that rises from 0 to 1,
-            by frame: in a game without lost points the share says nothing.
-        begin: 0.3 of the points: games end 9:21.
-        end: 0.9 of the points: games end 21:2.
     """
 
-    def __init__(
-        self, start: float, final: float, progress: Schedule, begin: float = 0.3, end: float = 0.9
-    ) -> None:
-        self.start, self.final, self.progress = start, final, progress
-        self.begin, self.end = begin, end
+    start: float  # the value until the agent wins the share ``begin``
+    final: float  # the value from the share ``end`` on; more than 0, as it is reached by factors
+    # The share of points won, a ``Progress``. Or any number that rises from 0 to 1, by frame: in a
+    # game without lost points the share says nothing.
+    progress: Schedule
+    begin: float = 0.3  # of the points: games end 9:21
+    end: float = 0.9  # of the points: games end 21:2
 
     def __call__(self, frame: int) -> float:
-        """The value at this frame."""
         fallen = (self.progress(frame) - self.begin) / (self.end - self.begin)
         fallen = min(max(fallen, 0.0), 1.0)
         return self.start ** (1 - fallen) * self.final**fallen
 
 
-class Maximum:
+def maximum(*schedules: Schedule) -> Schedule:
     """The highest of several schedules."""
-
-    def __init__(self, *schedules: Schedule) -> None:
-        self.schedules = schedules
-
-    def __call__(self, frame: int) -> float:
-        """The value at this frame."""
-        return max(schedule(frame) for schedule in self.schedules)
+    return lambda frame: max(schedule(frame) for schedule in schedules)

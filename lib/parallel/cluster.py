@@ -172,12 +172,11 @@ def learn_from(
     """
     options, state = run.hp, engine.state
     known = epsilons <= max(options.epsilon_final, epsilons.min())
-    run.tensorboard.attach_output_handler(
-        engine,
-        Events.ITERATION_COMPLETED(every=LOG_EVERY),
-        tag="players",
-        output_transform=lambda _: {"weights_age": state.weights_age},
-    )
+
+    @engine.on(Events.ITERATION_COMPLETED(every=LOG_EVERY))
+    def log() -> None:
+        run.tensorboard.writer.add_scalar("players/weights_age", state.weights_age, state.iteration)
+
     due = 0.0
     for arrived in players:
         for new in arrived:

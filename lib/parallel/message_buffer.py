@@ -28,7 +28,6 @@ class MessageReplayBuffer(ReplayRings):
         super().__init__(capacity, n_frames, window, observation_shape, device, seed)
 
     def extend(self, new: Message) -> None:
-        """Store the transitions of a message."""
         # The numbers of a message are int32, which is too short for those of the buffer.
         windows = np.add(new.windows, self._frames_written, dtype=np.int64)
         self._store(new.frames, windows, new.actions, new.rewards, new.terminated)

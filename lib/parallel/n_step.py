@@ -83,12 +83,7 @@ class NStepRecorder:
         self._new += 1
 
     def pack(self, player: int, version: int) -> Message:
-        """The complete transitions; there must be more than ``n_steps`` steps.
-
-        Args:
-            player: number of this player.
-            version: of the weights that played.
-        """
+        """The complete transitions; there must be more than ``n_steps`` steps."""
         frames = np.stack(self._frames)  # (steps, games, height, width)
         ages = np.stack(self._ages)
         n_games = ages.shape[1]

@@ -40,7 +40,6 @@ class ClusterOptions(ReplayOptions):
         return self.batch_size
 
     def why_invalid(self) -> str | None:
-        """As ``ReplayOptions.why_invalid``."""
         if message := super().why_invalid():
             return message
         host, _, port = self.address.rpartition(":")
@@ -65,7 +64,6 @@ class VersionedWeights:
     arrays: dict[str, np.ndarray]  # of the network
 
     def load_into(self, net: nn.Module) -> None:
-        """Copy the weights into a network."""
         net.load_state_dict({name: torch.tensor(array) for name, array in self.arrays.items()})
 
 

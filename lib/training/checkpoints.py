@@ -11,21 +11,19 @@ latest one becomes ``previous.pt`` then, which takes its place if it is damaged.
 import copy
 import math
 import os
-import pickle
 import shutil
 import sys
 import zipfile
-import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from ignite.engine import Engine, Events
 
-if TYPE_CHECKING:
-    from lib.training.run import Run
+from lib.training.run import Run
 
 FOLDER = "checkpoints"
 KINDS = ("solved", "best", "latest", "previous")  # play.py takes the first kind that exists
@@ -41,12 +39,12 @@ class CheckpointError(Exception):
 
 
 def find_checkpoint(path: Path, *kinds: str) -> Path:
-    """A checkpoint, or the first of these ``KINDS`` in a run folder.
+    """A checkpoint, or the first of these kinds in a run folder; without any, of ``KINDS``.
 
     Raises:
         CheckpointError: if there is none.
     """
-    for file in (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds)):
+    for file in (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds or KINDS)):
         if file.is_file():
             return file
     raise CheckpointError(f"{path} has no checkpoint in a folder {FOLDER}")
@@ -82,10 +80,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             if part := archive.testzip():  # it compares checksums; torch does not
                 raise zipfile.BadZipFile(f"the checksum of {part} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except (
-        *(OSError, RuntimeError, EOFError, KeyError, ValueError),
-        *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
-    ) as error:
+    except Exception as error:  # what a damaged file raises depends on where it is damaged
         reason = str(error).strip().split("\n")[0].split(". ")[0][:120] or type(error).__name__
         raise CheckpointError(f"{path} is damaged, or not a checkpoint: {reason}") from None
     if not isinstance(checkpoint, dict) or SETTINGS not in checkpoint:
@@ -118,7 +113,7 @@ def write_checkpoint(file: Path, contents: Mapping[str, Any]) -> None:
 
 
 def save_checkpoints(
-    engine: Engine, run: "Run", saved: dict[str, Any], figures: dict[str, Any]
+    engine: Engine, run: Run, saved: dict[str, Any], figures: dict[str, Any]
 ) -> None:
     """Save every ``--checkpoint-every`` updates and at the end; resume from ``run.checkpoint``.
 
@@ -134,7 +129,8 @@ def save_checkpoints(
     figures = {"progress": RunProgress(engine, run), **figures}
     best = -math.inf
     if run.checkpoint:
-        best = reward_of(folder / "best.pt")
+        with suppress(CheckpointError):  # it is damaged, or not there
+            best = read_checkpoint(folder / "best.pt")["progress"]["avg_reward"]
         load_checkpoint(engine, run, saved, figures)
 
     def save() -> None:
@@ -162,24 +158,25 @@ def save_checkpoints(
 
 
 def load_checkpoint(
-    engine: Engine, run: "Run", saved: dict[str, Any], figures: dict[str, Any]
+    engine: Engine, run: Run, saved: dict[str, Any], figures: dict[str, Any]
 ) -> None:
     """Resume from ``run.checkpoint``; only when all is loaded, the event files are cut."""
     checkpoint = run.checkpoint
     assert checkpoint is not None
-    if missing := saved.keys() - checkpoint.keys() - set(REPLAY):
-        raise CheckpointError(
-            f"the checkpoint has no {', '.join(sorted(missing))}: an earlier version saved it, so "
-            "resume it with that version"
-        )
 
     def load(name: str, part: Any) -> None:
         # Adam and others keep the tensors that they are given, which would keep the whole file.
-        kept = checkpoint.pop(name)
-        part.load_state_dict(kept if name in REPLAY else copy.deepcopy(kept))
+        try:
+            kept = checkpoint.pop(name)
+            part.load_state_dict(kept if name in REPLAY else copy.deepcopy(kept))
+        except KeyError as error:
+            raise CheckpointError(
+                f"the checkpoint has no {error.args[0]}: an earlier version saved it, so resume it "
+                "with that version"
+            ) from None
 
     for name, part in saved.items():
-        if name in checkpoint:
+        if name in checkpoint or name not in REPLAY:
             load(name, part)
 
     @engine.on(Events.STARTED)
@@ -188,30 +185,17 @@ def load_checkpoint(
         for name, figure in figures.items():
             load(name, figure)
         checkpoint["file"].replace(run.folder / FOLDER / "latest.pt")  # where that is damaged
-        cut_events(run.folder, lengths)
+        for name, length in lengths.items():
+            file = run.folder / name
+            if not length:
+                file.unlink()
+            elif file.stat().st_size > length:  # a shorter one would be filled with zeros
+                os.truncate(file, length)
         run.write_settings()
         run.checkpoint = None
 
 
-def cut_events(folder: Path, lengths: Mapping[str, int]) -> None:
-    """Cut event files to these lengths; 0: delete the file."""
-    for name, length in lengths.items():
-        file = folder / name
-        if not length:
-            file.unlink()
-        elif file.stat().st_size > length:  # a shorter one would be filled with zeros
-            os.truncate(file, length)
-
-
-def reward_of(file: Path) -> float:
-    """The avg_reward of a checkpoint; less than any other if it is damaged, or not there."""
-    try:
-        return read_checkpoint(file)["progress"]["avg_reward"]
-    except CheckpointError:
-        return -math.inf
-
-
-def describe_settings(run: "Run", net: Any) -> dict[str, Any]:
+def describe_settings(run: Run, net: Any) -> dict[str, Any]:
     """What a resumed run must agree with, and what ``lib.training.evaluation`` needs to play."""
     settings, preprocessing = asdict(run.hp), asdict(run.hp.preprocessing)
     kept = {"script": run.script, "hyperparameters": settings, "preprocessing": preprocessing}
@@ -224,8 +208,10 @@ def describe_settings(run: "Run", net: Any) -> dict[str, Any]:
 class RunProgress:
     """The progress of a run: the engine's counters, random states, and lengths of event files."""
 
-    def __init__(self, engine: Engine, run: "Run") -> None:
+    def __init__(self, engine: Engine, run: Run) -> None:
         self.engine, self.run = engine, run
+        device = run.device  # a GPU has random numbers of its own
+        self.gpu = None if device.type == "cpu" else torch.get_device_module(device)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps; the event files are on the disk then."""
@@ -234,23 +220,16 @@ class RunProgress:
         for file in files:  # a checkpoint must not outlive the points that it counts
             with file.open("rb+") as events:
                 os.fsync(events.fileno())
-        gpu = self._gpu()
         return {
             **{name: getattr(self.engine.state, name) for name in COUNTERS},
             "random": torch.get_rng_state(),
-            "device_random": gpu.get_rng_state() if gpu else None,  # for what is drawn there
+            "device_random": self.gpu.get_rng_state() if self.gpu else None,
             "events": {file.name: file.stat().st_size for file in files},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set counters and random states."""
         for name in COUNTERS:
             setattr(self.engine.state, name, state[name])
         torch.set_rng_state(state["random"])
-        if (gpu := self._gpu()) and state["device_random"] is not None:
-            gpu.set_rng_state(state["device_random"])
-
-    def _gpu(self) -> Any:
-        """The module of the GPU that has random numbers of its own; None on the CPU."""
-        device = self.run.device
-        return None if device.type == "cpu" else torch.get_device_module(device)
+        if self.gpu and state["device_random"] is not None:
+            self.gpu.set_rng_state(state["device_random"])

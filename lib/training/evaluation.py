@@ -32,31 +32,22 @@ from lib.transfer import upload
 
 EPISODES = 30
 EPSILON = 0.01
-GAMES = f"games after up to {Preprocessing.noop_max} no-ops"
 SEED = 1_000_000  # of the first game; all games of training have larger ones
 STICKY_EPISODES = 16  # in ALE: 14 CPU-seconds; 64 would take 50
 STICKY = 0.25  # as in ALE/Pong-v5
-STICKY_GAMES = f"sticky actions ({STICKY:g}), not required"
 
 
 def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
     """A single environment for evaluation; losing a life ends no episode. It gets ``kwargs``."""
+    p = preprocessing
+    game = make_atari(p.env, noop_max=p.noop_max, max_pool=p.max_pool, **kwargs)
     env: gym.Env = wrap_deepmind(
-        make_atari(
-            preprocessing.env,
-            noop_max=preprocessing.noop_max,
-            max_pool=preprocessing.max_pool,
-            **kwargs,
-        ),
-        episodic_life=False,
-        fire_reset=preprocessing.fire_reset,
-        stack=preprocessing.stack,
-        resize=preprocessing.resize,
+        game, episodic_life=False, fire_reset=p.fire_reset, resize=p.resize, stack=p.stack
     )
-    space, actions = env.observation_space, preprocessing.actions
+    space, actions = env.observation_space, p.actions
     assert isinstance(space, Box)
-    space = Box(preprocessing.seen(space.low), preprocessing.seen(space.high), dtype=np.uint8)
-    env = TransformObservation(env, preprocessing.seen, space)
+    space = Box(p.seen(space.low), p.seen(space.high), dtype=np.uint8)
+    env = TransformObservation(env, p.seen, space)
     if actions is None:
         return env
     return TransformAction(env, lambda action: actions[action], Discrete(len(actions)))
@@ -136,48 +127,40 @@ def play_game(
             return Episode(float(info["episode"]["r"]), int(info["episode"]["l"]))
 
 
-def evaluate(q_function: QFunction, run: Run) -> list[float]:
-    """Play 30 games with epsilon 0.01, then 16 with sticky actions; none if it was interrupted.
+def evaluate(q_function: QFunction, run: Run) -> None:
+    """After a solved run: play 30 games with epsilon 0.01, then 16 with sticky actions.
 
-    The games are the same ones for all agents, and none of training. TensorBoard gets
-    ``evaluation/reward`` and ``evaluation/sticky_reward`` when all have ended.
-
-    Returns:
-        The unclipped reward of each of the 30 games.
+    The games are the same ones for all agents, and none of training. TensorBoard gets their
+    unclipped rewards as ``evaluation/reward`` and ``evaluation/sticky_reward`` when all have ended.
     """
+    if not run.solved:
+        return
     if run.signal is not None:
         say("no games after training: the run was interrupted")
-        return []
-    rewards = _play_all(q_function, run, "reward", GAMES, EPISODES)
-    _play_all(q_function, run, "sticky_reward", STICKY_GAMES, STICKY_EPISODES, STICKY)
-    return rewards
-
-
-def _play_all(
-    q_function: QFunction, run: Run, tag: str, title: str, count: int, sticky: float = 0.0
-) -> list[float]:
-    rewards = [0.0] * count
-    games = make_games(run.hp.preprocessing, SEED + np.arange(count), sticky)
-    with tqdm(total=count, desc=title, leave=False, disable=None) as bar:
-        played = play_games(games, q_function, EPSILON, run.hp.temperature, run.device)
-        for step, ended in enumerate(played):
-            if step % 100 == 0:  # all games end at about the same time
-                bar.set_postfix(step=step)
-            bar.update(len(ended))
-            for number, game in ended:
-                rewards[number] = game.reward
-    say(f"{title}, epsilon {EPSILON:g}:\n{describe(rewards)}")
-    for number, reward in enumerate(rewards, start=1):
-        run.tensorboard.writer.add_scalar(f"evaluation/{tag}", reward, number)
-    return rewards
+        return
+    for tag, title, count, sticky in (
+        ("reward", f"games after up to {Preprocessing.noop_max} no-ops", EPISODES, 0.0),
+        ("sticky_reward", f"sticky actions ({STICKY:g}), not required", STICKY_EPISODES, STICKY),
+    ):
+        games = make_games(run.hp.preprocessing, SEED + np.arange(count), sticky)
+        rewards = [0.0] * count
+        with tqdm(total=count, desc=title, leave=False, disable=None, miniters=0) as bar:
+            played = play_games(games, q_function, EPSILON, run.hp.temperature, run.device)
+            for ended in played:
+                bar.update(len(ended))  # 0, too, so that its clock goes on
+                for number, game in ended:
+                    rewards[number] = game.reward
+        say(f"{title}, epsilon {EPSILON:g}:\n{describe(rewards)}")
+        for number, reward in enumerate(rewards, start=1):
+            run.tensorboard.writer.add_scalar(f"evaluation/{tag}", reward, number)
 
 
 @dataclass(frozen=True)
 class Trial:
     """What the agent that would be saved made of its games, which end when one is lost.
 
-    avg_reward speaks of an agent that goes on learning. Frozen, the same agent can lose a point,
-    get the same serve again, and lose in the same way until the game is over.
+    avg_reward speaks of an agent that goes on learning; frozen, it may lose the same point again
+    and again.
     """
 
     games: int

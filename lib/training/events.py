@@ -28,13 +28,8 @@ class PlayEvents(EventEnum):
     SOLVED = "solved"  # avg_reward is there, and the agent passed its trial, if it has one
 
 
-# The attribute in which ignite counts an event; it is the x-axis of the curves.
-COUNTERS = {
-    PlayEvents.FRAMES_PLAYED: "frames",
-    PlayEvents.FILLING: "frames",
-    PlayEvents.TRIED: "frames",
-    PlayEvents.EPISODE_COMPLETED: "episodes",
-}
+# Their counters in the engine's state, which ignite begins with 0.
+COUNTERS = {PlayEvents.FRAMES_PLAYED: "frames", PlayEvents.EPISODE_COMPLETED: "episodes"}
 
 
 def announce(engine: Engine, frames: int, episodes: Iterable[Episode | None]) -> None:

@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,11 +22,9 @@ class OneLineParser(argparse.ArgumentParser):
     """A parser whose errors are one line; flags may have underscores, and what is near is told."""
 
     def error(self, message: str) -> NoReturn:
-        """End the program with exit code 2."""
         self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As ``argparse.ArgumentParser.parse_args``."""
         given = sys.argv[1:] if args is None else args
         dashed = [re.sub("^--[a-z_]+", lambda flag: flag[0].replace("_", "-"), a) for a in given]
         values, unknown = self.parse_known_args(dashed, namespace)
@@ -59,8 +57,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
             if entry.metadata["group"] == title:
                 _add_flag(group, entry)
     values = options(**vars(parser.parse_args(argv)))
-    settings: dict[str, Any] = {}  # of the run to resume
-    played = 0
+    settings, played = dict[str, Any](), 0  # of the run to resume
     if values.resume:
         settings, played = _settings_of(values.resume, parser)
         if gone := sorted(settings.keys() - entries.keys()):
@@ -87,8 +84,6 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str
     """Hyperparameters and frames of the run to resume; it must be a run of this script."""
     script, place = Path(parser.prog).stem, Path(folder)
     try:
-        if not place.is_dir():
-            raise CheckpointError(f"{folder} is not a run folder")
         if message := unwritable("--resume", place):
             parser.error(message)
         runs = [run.parent for run in place.glob(f"{script}-*/{FOLDER}")]
@@ -112,8 +107,9 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str
 
 def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
     meta, flag = entry.metadata, "--" + entry.name.replace("_", "-")
+    kind = meta["type"]
     default = "" if entry.default in (None, "") else f" (default: {entry.default})"
-    if meta["type"] is bool:
+    if kind is bool:
         # Each gets a --no-... flag, too: a resumed run has it on, if the run before had it on.
         action = argparse.BooleanOptionalAction
         parser.add_argument(flag, action=action, default=entry.default, help=meta["help"])
@@ -121,27 +117,28 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
     parser.add_argument(
         *([flag, "--dev"] if flag == "--device" else [flag]),  # as in the book
         default=entry.default,
-        type=lambda text: _checked(text, meta),
-        metavar=None if meta["choices"] else meta["type"].__name__.upper(),
+        type=str if kind is str else number(kind, meta["low"], meta["high"]),
+        metavar=None if meta["choices"] else kind.__name__.upper(),
         choices=meta["choices"],
         help=meta["help"] + default.replace("%", "%%"),
     )
 
 
-def _checked(text: str, meta: Any) -> Any:
-    """Convert the text of a flag and check it against its limits."""
-    if meta["type"] is str:
-        return text
-    try:
-        number = (_whole if meta["type"] is int else float)(text)
-    except (ValueError, OverflowError):
-        kind = "a whole number" if meta["type"] is int else "a number"
-        raise argparse.ArgumentTypeError(f"{text!r} is not {kind}") from None
-    low, high = meta["low"], meta["high"]
-    if not low <= number <= high:  # NaN fails here, too
-        allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"
-        raise argparse.ArgumentTypeError(f"must be {allowed}, not {text}")
-    return number
+def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callable[[str], Any]:
+    """What makes a number of the text of a flag, and checks it against its limits."""
+
+    def convert(text: str) -> Any:
+        try:
+            value = (_whole if kind is int else float)(text)
+        except (ValueError, OverflowError):
+            told = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {told}") from None
+        if not low <= value <= high:  # NaN fails here, too
+            allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"
+            raise argparse.ArgumentTypeError(f"must be {allowed}, not {text}")
+        return value
+
+    return convert
 
 
 def _whole(text: str) -> int:

@@ -71,13 +71,12 @@ def attach_handlers(
     track_reward(engine, run.hp.stop_reward, passes)
     speed = Speed(engine)
     average = track_loss(engine, run)
-    stop_at(engine, run.hp.max_frames)
-    stop_on_signals(engine, run)
+    stop_early(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon)
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
     save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
-    end_training(engine, run)
     Terminal(run).attach(engine)
+    end_training(engine, run)
 
 
 def track_reward(engine: Engine, stop_reward: float, passes: Callable[[], bool]) -> None:
@@ -108,12 +107,9 @@ def track_reward(engine: Engine, stop_reward: float, passes: Callable[[], bool])
         if state.episodes >= next_trial:
             next_trial = state.episodes + TRY_EVERY
             if passes():
+                state.solved = True
+                engine.terminate()
                 engine.fire_event(PlayEvents.SOLVED)
-
-    @engine.on(PlayEvents.SOLVED)
-    def stop(engine: Engine) -> None:
-        engine.state.solved = True
-        engine.terminate()
 
 
 class Speed:
@@ -192,10 +188,8 @@ class Speed:
         return {"seconds": passed, "training_seconds": seconds, "training_frames": frames}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from where ``state_dict`` was taken."""
-        names = ("seconds", "training_seconds", "training_frames")
-        seconds, training_seconds, training_frames = (state[name] for name in names)
-        self.before = (seconds, training_seconds, int(training_frames))
+        training = state["training_seconds"], int(state["training_frames"])
+        self.before = (state["seconds"], *training)
         self.start()
 
 
@@ -217,19 +211,11 @@ def track_loss(engine: Engine, run: Run) -> RunningAverage:
     return average
 
 
-def stop_at(engine: Engine, max_frames: int) -> None:
-    """Stop after this many frames; 0: no limit."""
+def stop_early(engine: Engine, run: Run) -> None:
+    """Stop after ``--max-frames``, or on Ctrl-C, SIGTERM or SIGHUP; a second Ctrl-C stops at once.
 
-    @engine.on(PlayEvents.FRAMES_PLAYED)
-    def check(engine: Engine) -> None:
-        if 0 < max_frames <= engine.state.frames:
-            engine.terminate()
-
-
-def stop_on_signals(engine: Engine, run: Run) -> None:
-    """On Ctrl-C, SIGTERM or SIGHUP finish the iteration and stop; a second Ctrl-C stops at once.
-
-    ignite would also stop between a batch and its update, which would be counted and never made.
+    The iteration is finished before. ignite would also stop between a batch and its update, which
+    would be counted and never made.
     """
 
     def stop(number: int, _: object) -> None:
@@ -238,7 +224,7 @@ def stop_on_signals(engine: Engine, run: Run) -> None:
 
     @engine.on(PlayEvents.FRAMES_PLAYED | Events.ITERATION_COMPLETED)
     def end() -> None:
-        if run.signal is not None:
+        if run.signal is not None or 0 < run.hp.max_frames <= engine.state.frames:
             engine.terminate()
 
     engine.add_event_handler(Events.STARTED, on_signals, stop, stop)
@@ -250,63 +236,44 @@ def end_training(engine: Engine, run: Run) -> None:
     The last checkpoint comes before it, and the games after training follow.
     """
 
-    @engine.on(Events.COMPLETED)
-    def end() -> None:
-        run.write_outcome(engine.state)
-        end_on_signals()
-
-    @engine.on(Events.EXCEPTION_RAISED)
-    def interrupted(error: BaseException) -> None:
-        if isinstance(error, KeyboardInterrupt) and run.outcome is None:
+    @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
+    def end(engine: Engine, error: BaseException | None = None) -> None:
+        if not error or (isinstance(error, KeyboardInterrupt) and run.outcome is None):
             run.write_outcome(engine.state)
         end_on_signals()
+        if error:
+            raise error  # ignite leaves that to its handlers
 
 
 def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Schedule) -> None:
     """Write the curves: per episode, per frames while filling, per updates while training."""
     state = engine.state
 
-    def episode() -> dict[str, float]:
-        return {
-            "reward": state.episode.reward,
-            "avg_reward": state.avg_reward,
-            "steps": state.episode.steps,
-            "frames": state.frames,
-            "time_passed": state.time_passed,
-        }
+    def write(folder: str, step: int, **figures: float) -> None:
+        for name, value in figures.items():
+            logger.writer.add_scalar(f"{folder}/{name}", value, step)
 
-    def progress() -> dict[str, float]:
-        return {
-            "fps": state.fps,
-            "avg_fps": state.avg_fps,
-            "frames": state.frames,
-            "time_passed": state.time_passed,
-            "epsilon": epsilon(state.frames),
-        }
+    def write_progress(folder: str, step: int, **more: float) -> None:
+        names = ("fps", "avg_fps", "frames", "time_passed")
+        now = {name: getattr(state, name) for name in names}
+        write(folder, step, **now, epsilon=epsilon(state.frames), **more)
 
-    def trial() -> dict[str, float]:
-        return {"won": state.trial.won, "mean": state.trial.mean}
+    @engine.on(PlayEvents.EPISODE_COMPLETED)
+    def episode() -> None:
+        reward = {"reward": state.episode.reward, "avg_reward": state.avg_reward}
+        now = {"frames": state.frames, "time_passed": state.time_passed}
+        write("episodes", state.episodes, **reward, steps=state.episode.steps, **now)
+        write("by_frames", state.frames, **reward)
 
-    curves = [
-        (PlayEvents.EPISODE_COMPLETED, "episodes", episode),
-        (PlayEvents.TRIED, "trial", trial),
-        (PlayEvents.FILLING, "filling", progress),
-    ]
-    for event, tag, figures in curves:
-        logger.attach_output_handler(
-            engine, event, tag, output_transform=lambda _, now=figures: now()
-        )
-    logger.attach_output_handler(
-        engine,
-        PlayEvents.EPISODE_COMPLETED,
-        tag="by_frames",
-        output_transform=lambda _: {"reward": state.episode.reward, "avg_reward": state.avg_reward},
-        global_step_transform=lambda *_: state.frames,
-    )
-    logger.attach_output_handler(
-        engine,
-        Events.ITERATION_COMPLETED(every=LOG_EVERY),
-        tag="train",
-        metric_names=["avg_loss"],
-        output_transform=lambda loss: {"loss": loss, **progress()},
-    )
+    @engine.on(PlayEvents.TRIED)
+    def trial() -> None:
+        write("trial", state.frames, won=state.trial.won, mean=state.trial.mean)
+
+    @engine.on(PlayEvents.FILLING)
+    def filling() -> None:
+        write_progress("filling", state.frames)
+
+    @engine.on(Events.ITERATION_COMPLETED(every=LOG_EVERY))
+    def updates() -> None:
+        losses = {"loss": float(state.output), "avg_loss": state.metrics["avg_loss"]}
+        write_progress("train", state.iteration, **losses)

@@ -20,11 +20,12 @@ FILE = "events.out.tfevents.0.hparams"
 OUTCOME = ["fps", "minutes", "avg_reward", "solved", "frames", "updates", "episodes", "seconds"]
 OUTCOME += ["reached_frames", "reached_minutes"]
 # Settings that only some rungs have; a test says which are missing here.
-NUMBERS = ["replay_size", "replay_initial", "target_sync", "envs", "steps", "stack", "rollout"]
-NUMBERS += ["sync_frames", "player_timeout", "noop_max", "max_pool", "episodic_life", "fire_reset"]
-NUMBERS += ["clip_reward", "any_game", "learning_rate_final", "adam_epsilon", "epochs"]
-NUMBERS += ["epochs_final", "averaged", "trial_games", "q_lambda", "epsilon_floor", "players"]
-NUMBERS += ["n_steps", "message_steps", "frames_per_update", "sync_updates", "schedule_frames"]
+NUMBERS = ["replay_size", "replay_initial", "target_sync", "checkpoint_replay", "envs", "steps"]
+NUMBERS += ["stack", "rollout", "sync_frames", "player_timeout", "noop_max", "max_pool"]
+NUMBERS += ["episodic_life", "fire_reset", "clip_reward", "any_game", "learning_rate_final"]
+NUMBERS += ["adam_epsilon", "epochs", "epochs_final", "averaged", "trial_games", "q_lambda"]
+NUMBERS += ["epsilon_floor", "players", "n_steps", "message_steps", "frames_per_update"]
+NUMBERS += ["sync_updates", "schedule_frames"]
 TEXTS = ["play_device", "resize", "precision", "address", "left_out"]
 
 

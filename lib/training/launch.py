@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import torch
 from filelock import FileLock, Timeout
-from ignite.engine import State
 from ignite.handlers import TensorboardLogger
 
 from lib.gpu_checks import say
@@ -30,7 +29,7 @@ MOST_LETTERS = 60  # of the settings in the name of a run folder
 
 
 def launch(
-    train: Callable[[Options, Run[Options]], State], options_class: type[Options], description: str
+    train: Callable[[Options, Run[Options]], None], options_class: type[Options], description: str
 ) -> NoReturn:
     """Run a rung as a program.
 
@@ -39,7 +38,7 @@ def launch(
     solved run solved: 0. Every expected failure is one line on standard error.
 
     Args:
-        train: trains until it is done, and returns the engine's state.
+        train: trains until it is done.
         options_class: the class of the rung's settings.
         description: for ``--help``.
     """
@@ -62,11 +61,10 @@ def launch(
             sys.exit(2)
         say(f"run folder {folder}")
         machine = describe_machine(device)
-        told = ", ".join(f"{name} {value}".replace(" ", "\xa0") for name, value in machine.items())
+        told = ", ".join(f"{name} {value}" for name, value in machine.items())
         autocast = "bfloat16 autocast" if options.amp else "float32"
-        precision = getattr(options, "precision", autocast)
-        told = textwrap.fill(f"{script} in {precision} on {told}", 80, subsequent_indent="  ")
-        say(told.replace("\xa0", " "))
+        told = f"{script} in {getattr(options, 'precision', autocast)} on {told}"
+        say(textwrap.fill(told, 80, subsequent_indent="  "))
         for remark in options.remarks():
             say(remark)
         if checkpoint:

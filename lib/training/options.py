@@ -72,7 +72,6 @@ class CommonOptions:
     checkpoint_every: int = of_this_call(
         5_000, "updates between checkpoints; the last one is saved at the end; 0: none", 0
     )
-    checkpoint_replay: bool = of_this_call(False, "save the replay buffer in checkpoints, too")
     env: str = of_playing("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
     learning_rate: float = option(1e-4, "learning rate of Adam", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
@@ -93,7 +92,6 @@ class CommonOptions:
 
     @property
     def training_device(self) -> torch.device:
-        """Where the network learns."""
         return torch.device(self._asked_device)
 
     @property
@@ -142,14 +140,13 @@ class ReplayOptions(CommonOptions):
     replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", 1)
     replay_initial: int = option(10_000, "transitions to play before training begins", 1)
     target_sync: int = option(1_000, "updates between copies to the target network", 1)
+    checkpoint_replay: bool = of_this_call(False, "save the replay buffer in checkpoints, too")
 
     @property
     def samples(self) -> int:
-        """As ``CommonOptions.samples``; the batch grows with the frames of an update."""
         return self.batch_size * getattr(self, "envs", 1) * getattr(self, "steps", 1)
 
     def why_invalid(self) -> str | None:
-        """As ``CommonOptions.why_invalid``."""
         if self.replay_initial > self.replay_size:
             return "--replay-initial is more than --replay-size, which could not hold it"
         if self.replay_size < (least := self._least_replay_size()):
@@ -187,7 +184,6 @@ class PlayerOptions(ReplayOptions):
         return torch.device("cpu") if device.type == "mps" else device
 
     def remarks(self) -> Iterator[str]:
-        """As ``CommonOptions.remarks``."""
         yield from super().remarks()
         asked = super().training_device
         if asked.type == "mps":
@@ -202,12 +198,10 @@ class PlayerOptions(ReplayOptions):
 
     @property
     def player_device(self) -> str:
-        """Where the player acts."""
         device = self.training_device
         return self.play_device or (str(device) if shares_memory(device) else "cpu")
 
     def why_invalid(self) -> str | None:
-        """As ``ReplayOptions.why_invalid``."""
         if message := super().why_invalid():
             return message
         message = missing_device(self.player_device)
@@ -229,7 +223,6 @@ class PrecisionOptions(CommonOptions):
     )
 
     def settled(self) -> Self:
-        """As ``CommonOptions.settled``."""
         chosen = self.precision
         if chosen == "auto":
             chosen = "bfloat16" if self.amp else choose_precision(self.training_device)
@@ -237,11 +230,9 @@ class PrecisionOptions(CommonOptions):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the gradients."""
         return getattr(torch, self.settled().precision)
 
     def why_invalid(self) -> str | None:
-        """As ``CommonOptions.why_invalid``."""
         if self.amp and self.precision == "float32":
             return "--precision: float32 contradicts --amp, which is bfloat16"
         return super().why_invalid()

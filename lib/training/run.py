@@ -20,8 +20,6 @@ from lib.training.options import Options
 
 # What torch has no exception of its own for, cuDNN's and cuBLAS's errors among them.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
-
-
 Handler = Callable[[int, Any], Any]  # of a signal
 
 
@@ -49,7 +47,6 @@ class Run(Generic[Options]):
 
     @property
     def solved(self) -> bool:
-        """Whether training has ended with the game solved."""
         return self.outcome is not None and bool(self.outcome["solved"])
 
     def write_outcome(self, state: State) -> None:

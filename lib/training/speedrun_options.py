@@ -6,49 +6,19 @@ import torch
 
 import pong_emulator
 from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
-from lib.training.options import (
-    CommonOptions,
-    PrecisionOptions,
-    of_playing,
-    of_run,
-    of_wrappers,
-    option,
-    too_large,
-)
+from lib.training.options import PrecisionOptions, of_playing, of_wrappers, option, too_large
 
 
 @dataclass(frozen=True)
-class PongOptions(CommonOptions):
-    """Settings of rungs that see and play only the part of the game that Pong needs.
+class SpeedrunOptions(PrecisionOptions):
+    """The settings of 08: parallel Q(lambda), without a replay buffer.
 
-    They see it at half the resolution.
+    It sees and plays only the part of the game that Pong needs, at half the resolution.
     """
 
     any_game: bool = of_playing(
         False, "use all actions and the whole picture, not only Pong's part"
     )
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """As of ``CommonOptions``, at half the resolution, with Pong's rows and actions."""
-        preprocessing = replace(super().preprocessing, half=True)
-        return (
-            preprocessing
-            if self.any_game
-            else replace(preprocessing, rows=PONG_ROWS, actions=PONG_ACTIONS)
-        )
-
-    def why_invalid(self) -> str | None:
-        """As ``CommonOptions.why_invalid``."""
-        if not self.any_game and not self.env.startswith("Pong"):
-            return f"--env: {self.env} needs --any-game: this rung is cut down to Pong"
-        return super().why_invalid()
-
-
-@dataclass(frozen=True)
-class SpeedrunOptions(PongOptions, PrecisionOptions):
-    """The settings of 08: parallel Q(lambda), without a replay buffer."""
-
     learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
     learning_rate_final: float = option(3e-5, "learning rate of Adam at the end", 1e-12, 1)
     adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 1e-12, 1)
@@ -63,8 +33,8 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     )
     envs: int = of_playing(16, "environments, stepped together", 1, 1_024)
     rollout: int = of_playing(128, "frames of each environment in a rollout", 1, 1_024)
-    trial_games: int = of_run(
-        64, "games to win without learning, mean --stop-reward or more, to end training", 1, 1_024
+    trial_games: int = option(
+        64, "games to win without learning, mean --stop-reward or more", 1, 1_024, group="run"
     )
     q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
     stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
@@ -76,9 +46,15 @@ class SpeedrunOptions(PongOptions, PrecisionOptions):
     )
     epsilon_floor: float = of_playing(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
 
+    @property
+    def preprocessing(self) -> Preprocessing:
+        whole = replace(super().preprocessing, half=True)
+        return whole if self.any_game else replace(whole, rows=PONG_ROWS, actions=PONG_ACTIONS)
+
     def why_invalid(self) -> str | None:
-        """As ``CommonOptions.why_invalid``; two rollouts must fit into memory."""
-        size = 2 * self.stack * 42 * 42
+        if not self.any_game and not self.env.startswith("Pong"):
+            return f"--env: {self.env} needs --any-game: this rung is cut down to Pong"
+        size = 2 * self.stack * 42 * 42  # of a frame's states in two rollouts
         return too_large("rollout", self.rollout * self.envs, size) or super().why_invalid()
 
 
@@ -101,7 +77,6 @@ class EmulatorOptions(SpeedrunOptions):
     """The settings of rungs whose games run in ``pong_emulator``: those of 07."""
 
     def why_invalid(self) -> str | None:
-        """As ``PongOptions.why_invalid``: the emulator has one cartridge."""
         if self.any_game or not self.env.startswith("Pong"):
             return "--env: this emulator plays Pong alone; 07_speedrun.py --any-game plays others"
         return pong_emulator.missing() or super().why_invalid()

@@ -30,14 +30,12 @@ class Terminal:
         self.refreshed = 0.0
 
     def attach(self, engine: Engine) -> None:
-        """Listen to the engine."""
         engine.add_event_handler(PlayEvents.TRAINING_BEGINS, self.training_begins)
         engine.add_event_handler(PlayEvents.EPISODE_COMPLETED, self.episode_completed)
         engine.add_event_handler(PlayEvents.REACHED, self.reached)
         engine.add_event_handler(PlayEvents.TRIED, self.tried)
         engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
-        engine.add_event_handler(Events.COMPLETED, self.close)
-        engine.add_event_handler(Events.EXCEPTION_RAISED, self.fail)
+        engine.add_event_handler(Events.COMPLETED | Events.EXCEPTION_RAISED, self.close)
 
     def training_begins(self, engine: Engine) -> None:
         """Say why FPS change from now on."""
@@ -102,11 +100,5 @@ class Terminal:
         """What is done now, in words."""
         return self.before_training if state.phase == "filling" else state.phase
 
-    def close(self) -> None:
-        """Remove the bar."""
+    def close(self, *_: object) -> None:
         self.bar.close()
-
-    def fail(self, error: Exception) -> None:
-        """Remove the bar and raise the error again: ignite leaves that to its handlers."""
-        self.close()
-        raise error
