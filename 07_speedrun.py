@@ -23,7 +23,7 @@ from ignite.engine import Engine
 from torch.func import grad_and_value
 
 from lib.envs.vector_env import StackedVectorEnv, ale_games
-from lib.learning.agents import Exploration
+from lib.learning.agents import Exploration, drawn
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.dqn_model import NormalizedDQN
 from lib.learning.loss import squared_error
@@ -42,7 +42,7 @@ from lib.transfer import upload
 def train(hp: Options, run: Run) -> None:
     envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, hp.seed)
 
-    network = NormalizedDQN(envs.shape[1:], envs.n_actions).to(run.device)
+    network = NormalizedDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)
     net = AveragedWeights(
         network, hp.dtype, hp.learning_rate, hp.adam_epsilon, float32_layers=("fc.3",)
     )
@@ -59,8 +59,9 @@ def train(hp: Options, run: Run) -> None:
     explore = Exploration(envs.n_actions, epsilon, hp.seed)
 
     @torch.no_grad()
-    def best_values(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return net(net.acting, states).float().max(1)
+    def act(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = net(net.acting, states).float()
+        return values.max(1).values, drawn(values, hp.temperature)
 
     def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
         return squared_error(net(weights, targets.states), targets.actions, targets.returns)
@@ -75,8 +76,8 @@ def train(hp: Options, run: Run) -> None:
         while not engine.should_terminate:
             frame = engine.state.frames
             (states,) = upload(run.device, envs.states)
-            values, greedy = best(states)
-            actions = explore(greedy, frame)
+            values, chosen = choose(states)
+            actions = explore(chosen, frame)
             envs.send(actions)
             rollout.state_values(states, values)  # and compute returns, while the games are played
             net.learning_rate.fill_(rate(frame))
@@ -91,7 +92,7 @@ def train(hp: Options, run: Run) -> None:
             points.add(*step.points)
             announce(engine, hp.envs, step.episodes)
 
-    best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
+    choose = CapturedForward(act, envs.shape, run.device, compiled=True)
     learn = CompiledUpdate(update, run.device, net, rollout.position)
     learn.compile()
     engine = Engine(lambda engine, _: learn())

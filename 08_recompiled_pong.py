@@ -17,7 +17,7 @@ import pong_emulator
 from lib.envs.gpu_vector_env import GpuStackedVectorEnv, plays_games
 from lib.envs.vector_env import StackedVectorEnv
 from lib.gpu_checks import waiting
-from lib.learning.agents import Exploration, GpuExploration
+from lib.learning.agents import Exploration, GpuExploration, drawn
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.dqn_model import NormalizedDQN
 from lib.learning.loss import squared_error
@@ -39,7 +39,7 @@ def train(hp: Options, run: Run) -> None:
     games = pong_emulator.PongVectorEnv(hp.envs, device=device, stack=1, reward_clipping=False)
     envs = (GpuStackedVectorEnv if on_gpu else StackedVectorEnv)(games, hp.preprocessing, hp.seed)
 
-    network = NormalizedDQN(envs.shape[1:], envs.n_actions).to(run.device)
+    network = NormalizedDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)
     net = AveragedWeights(
         network, hp.dtype, hp.learning_rate, hp.adam_epsilon, float32_layers=("fc.3",)
     )
@@ -55,8 +55,9 @@ def train(hp: Options, run: Run) -> None:
     explore = (GpuExploration if on_gpu else Exploration)(envs.n_actions, epsilon, hp.seed)
 
     @torch.no_grad()
-    def best_values(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return net(net.acting, states).float().max(1)
+    def act(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = net(net.acting, states).float()
+        return values.max(1).values, drawn(values, hp.temperature)
 
     def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
         return squared_error(net(weights, targets.states), targets.actions, targets.returns)
@@ -71,8 +72,8 @@ def train(hp: Options, run: Run) -> None:
         while not engine.should_terminate:
             frame = engine.state.frames
             (states,) = upload(run.device, envs.states)
-            values, greedy = best(states)
-            actions = explore(greedy, frame)
+            values, chosen = choose(states)
+            actions = explore(chosen, frame)
             envs.send(actions)
             rollout.state_values(states, values)  # and compute returns, while the games are played
             net.learning_rate.fill_(rate(frame))
@@ -89,7 +90,7 @@ def train(hp: Options, run: Run) -> None:
 
     # In another process, while the network compiles.
     with waiting("preparing the emulator, and the network"), pong_emulator.preparing():
-        best = CapturedForward(best_values, envs.shape, run.device, compiled=True)
+        choose = CapturedForward(act, envs.shape, run.device, compiled=True)
         learn = CompiledUpdate(update, run.device, net, rollout.position)
         learn.compile()
     engine = Engine(lambda engine, _: learn())

@@ -1,10 +1,14 @@
 """What devices can do, and the settings that follow from it."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
-from lib.devices import choose_precision, compiles, missing_device
+from lib.devices import choose_precision, compiles, cores, missing_device
 from lib.training.flags import parse
+from lib.training.machine import free_cores
 from lib.training.options import PlayerOptions, PrecisionOptions
 from lib.training.run import describe_device_error
 
@@ -100,3 +104,13 @@ def test_a_player_acts_where_it_can_reach_the_weights(monkeypatch, gpus):
     windows = parse(PlayerOptions, "", ["--cuda"])
     assert (windows.training_device, windows.player_device) == (torch.device("cuda"), "cpu")
     assert all("the CPU" in [*options.remarks()][-1] for options in (apple, windows))
+
+
+def test_cores_that_others_use_are_not_free():
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores())]
+    try:
+        assert free_cores() == 1  # never none
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()

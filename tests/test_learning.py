@@ -9,11 +9,12 @@ from ignite.engine import Engine
 
 from lib.envs.experience import Episode
 from lib.envs.vector_env import VectorExperienceSource, VectorStep
-from lib.learning.agents import EpsilonGreedyAgent, Exploration
+from lib.learning.agents import EpsilonGreedyAgent, Exploration, drawn
 from lib.learning.dqn_model import DQN, NormalizedDQN, adam
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
+from lib.training.evaluation import choose
 from lib.training.events import COUNTERS, PlayEvents
 from lib.training.handlers import track_reward
 from lib.training.machine import prepare_torch
@@ -35,6 +36,19 @@ def test_a_speedruns_network_sees_differences_not_brightness():
     torch.testing.assert_close(net(frames + 50), values)
     frames[:, :, 10:12, 20:22] += 50
     assert not torch.allclose(net(frames), values, rtol=0, atol=1e-4)
+
+
+def test_near_ties_are_broken_at_random_and_clear_choices_stay():
+    torch.manual_seed(0)
+    values = torch.tensor([1.0, 1.01, 0.9])
+    random = np.random.default_rng(0)
+    played = [choose(values.numpy(), 0.0, 0.01, random) for _ in range(4_000)]
+    for actions in (drawn(values.expand(4_000, 3), 0.01), torch.tensor(played)):
+        shares = torch.bincount(actions, minlength=3) / 4_000
+        torch.testing.assert_close(shares, (values / 0.01).softmax(0), rtol=0, atol=0.03)
+        assert shares[2] == 0  # once in 80,000 times
+    assert drawn(values.expand(100, 3), 0.0).eq(1).all()
+    assert choose(values.numpy(), 0.0, 0.0, random) == 1
 
 
 def test_layout_and_fused_adam_change_no_numbers():

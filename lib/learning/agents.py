@@ -14,8 +14,22 @@ from lib.transfer import upload
 QFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
+def drawn(values: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Actions drawn from the softmax of values / temperature, int64 (n,); 0: the greedy ones.
+
+    Near-ties are broken at random then, and clear choices stay. Pong itself is deterministic: a
+    greedy agent that loses a point may get the same serve again, and lose in the same way until the
+    game is over. The greatest value with Gumbel noise is a sample of the softmax.
+
+    Args:
+        values: of the actions, float32 (n, actions).
+        temperature: about a tenth of what separates the best action from the second one.
+    """
+    return (values - temperature * torch.empty_like(values).exponential_().log()).argmax(1)
+
+
 class Exploration:
-    """Replaces greedy actions by random ones with probability epsilon, the schedule by frame.
+    """Replaces chosen actions by random ones with probability epsilon, the schedule by frame.
 
     For a rung that needs the values of all states anyway. ``EpsilonGreedyAgent`` computes values
     only for the states in which it acts greedily.
@@ -25,9 +39,9 @@ class Exploration:
         self.n_actions, self.epsilon = n_actions, epsilon
         self._rng = stream(seed, ACTIONS)
 
-    def __call__(self, greedy: torch.Tensor, frame: int) -> np.ndarray:
-        """The actions to play at this frame, int64 (n,); the greedy ones may be on any device."""
-        actions = greedy.cpu().numpy().copy()
+    def __call__(self, chosen: torch.Tensor, frame: int) -> np.ndarray:
+        """The actions to play at this frame, int64 (n,); the chosen ones may be on any device."""
+        actions = chosen.cpu().numpy().copy()
         at_random = self._rng.random(len(actions)) < self.epsilon(frame)
         actions[at_random] = self._rng.integers(self.n_actions, size=at_random.sum())
         return actions
@@ -42,10 +56,10 @@ class Exploration:
 class GpuExploration(Exploration):
     """An ``Exploration`` for games on the device, where torch's generator draws."""
 
-    def __call__(self, greedy: torch.Tensor, frame: int) -> torch.Tensor:  # type: ignore[override]
-        """The actions to play at this frame; the greedy ones and the result are int64, (n,)."""
-        at_random = torch.rand(greedy.shape, device=greedy.device) < self.epsilon(frame)
-        return torch.where(at_random, torch.randint_like(greedy, self.n_actions), greedy)
+    def __call__(self, chosen: torch.Tensor, frame: int) -> torch.Tensor:  # type: ignore[override]
+        """The actions to play at this frame; the chosen ones and the result are int64, (n,)."""
+        at_random = torch.rand(chosen.shape, device=chosen.device) < self.epsilon(frame)
+        return torch.where(at_random, torch.randint_like(chosen, self.n_actions), chosen)
 
 
 class EpsilonGreedyAgent:

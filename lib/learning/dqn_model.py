@@ -20,7 +20,10 @@ class DQN(nn.Module):
 
     Attributes:
         arguments: these arguments, so that a checkpoint can tell how to build the network again.
+        temperature: with which the agent draws its actions, see ``lib.learning.agents.drawn``.
     """
+
+    temperature = 0.0  # greedy
 
     def __init__(
         self,

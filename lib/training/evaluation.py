@@ -101,27 +101,21 @@ def play_games(
 def choose(
     values: np.ndarray, epsilon: float, temperature: float, random: np.random.Generator
 ) -> int:
-    """A random action with probability epsilon, else one from the softmax of values / temperature.
-
-    Near-ties are broken at random then, and clear choices stay: a game that is lost like the one
-    before ends otherwise. Gumbel noise makes a softmax of an argmax. 0: the greedy action.
-    """
+    """A random action with probability epsilon, else one as ``lib.learning.agents.drawn``."""
     chance, other = random.random(), int(random.integers(len(values)))
     if temperature:
         values = values + temperature * random.gumbel(size=len(values))
     return other if chance < epsilon else int(values.argmax())
 
 
-def play_game(
-    env: gym.Env, q_function: QFunction, epsilon: float, temperature: float, seed: int
-) -> Episode:
+def play_game(env: gym.Env, network: DQN, epsilon: float, seed: int) -> Episode:
     """Play one game of ``make_env`` to its end on the CPU, as ``play_games`` plays a game."""
     random = stream(seed, ACTIONS)
     state, _ = env.reset(seed=seed)
     while True:
         with torch.no_grad():
-            values = q_function(torch.from_numpy(state[None]))[0].numpy()
-        action = choose(values, epsilon, temperature, random)
+            values = network(torch.from_numpy(state[None]))[0].numpy()
+        action = choose(values, epsilon, network.temperature, random)
         state, _, terminated, truncated, info = env.step(action)
         if terminated or truncated:
             return Episode(float(info["episode"]["r"]), int(info["episode"]["l"]))

@@ -18,10 +18,11 @@ import torch
 from filelock import FileLock, Timeout
 from ignite.handlers import TensorboardLogger
 
+from lib.devices import cores
 from lib.gpu_checks import say
 from lib.training.checkpoints import EVENT_FILES, FOLDER, CheckpointError, read_latest
 from lib.training.flags import parse, shortened
-from lib.training.machine import describe_machine, prepare_torch
+from lib.training.machine import describe_machine, free_cores, prepare_torch
 from lib.training.options import Options
 from lib.training.run import Failure, Run, Terminated, describe_device_error, end_on_signals
 
@@ -51,8 +52,8 @@ def launch(
         if device.type == "cuda":
             torch.cuda.set_device(device)  # streams and graphs are made on the current one
         prepare_torch(options.seed)
-        if options.torch_threads:
-            torch.set_num_threads(options.torch_threads)
+        free = free_cores()
+        torch.set_num_threads(options.torch_threads(min(free, torch.get_num_threads())))
         try:
             folder, checkpoint, _lock = open_folder(options, script)
         except (OSError, CheckpointError) as error:
@@ -65,6 +66,8 @@ def launch(
         autocast = "bfloat16 autocast" if options.amp else "float32"
         told = f"{script} in {getattr(options, 'precision', autocast)} on {told}"
         say(textwrap.fill(told, 80, subsequent_indent="  "))
+        if free < cores() and not options.threads:
+            say(f"{free} of {cores()} cores free: torch gets no more threads (see --threads)")
         for remark in options.remarks():
             say(remark)
         if checkpoint:

@@ -12,6 +12,7 @@ import cv2
 import gymnasium
 import ignite
 import numpy as np
+import psutil
 import torch
 
 from lib.devices import cores
@@ -47,6 +48,18 @@ def keep_freed_memory() -> None:
     if mallopt:
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc accepts
         mallopt(M_TRIM_THRESHOLD, 512 * 2**20)
+
+
+def free_cores() -> int:
+    """How many of the cores that this process may use no other program uses now; 1 or more.
+
+    Two threads of an update wait for each other. If another program has one of two cores, they make
+    a tenth of the updates, and one thread nearly all that it makes alone.
+    """
+    busy = psutil.cpu_percent(0.3, percpu=True)
+    if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
+        busy = [busy[core] for core in os.sched_getaffinity(0)]
+    return max(1, round(len(busy) - sum(busy) / 100))
 
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:

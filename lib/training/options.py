@@ -64,7 +64,7 @@ class CommonOptions:
     cuda: bool = of_run(False, "train on the GPU; short for --device cuda")
     device: str = of_run("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
     threads: int = of_this_call(
-        0, "threads with which torch computes; 0: its own choice (in 07: half of it)", 0, 1_024
+        0, "threads with which torch computes; 0: the cores free at the start (07: half)", 0, 1_024
     )
     amp: bool = of_run(False, "compute updates in bfloat16 autocast")
     run_dir: str = of_this_call("runs", "folder in which this run makes its own folder")
@@ -94,10 +94,9 @@ class CommonOptions:
     def training_device(self) -> torch.device:
         return torch.device(self._asked_device)
 
-    @property
-    def torch_threads(self) -> int:
-        """Threads with which torch computes; 0: its own choice."""
-        return self.threads
+    def torch_threads(self, free: int) -> int:
+        """Threads with which torch computes, if so many cores are free."""
+        return self.threads or free
 
     @property
     def samples(self) -> int:

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import torch
-
 import pong_emulator
 from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
 from lib.training.options import PrecisionOptions, of_playing, of_wrappers, option, too_large
@@ -66,10 +64,9 @@ class SharedCoresOptions(SpeedrunOptions):
         10_000_000, "with --any-game: frames over which learning rate, epochs and epsilon fall", 1
     )
 
-    @property
-    def torch_threads(self) -> int:
+    def torch_threads(self, free: int) -> int:
         """As ``CommonOptions.torch_threads``."""
-        return self.threads or max(1, torch.get_num_threads() // 2)
+        return self.threads or max(1, free // 2)
 
 
 @dataclass(frozen=True)
