@@ -78,11 +78,12 @@ def test_it_prints_every_score_and_their_mean(trained, play):
 
 
 def test_it_ends_when_nobody_reads(trained, ends, monkeypatch):
+    run = trained("01_baseline").folder
     reader, writer = os.pipe()
     os.close(reader)
     monkeypatch.setattr(sys, "stdout", os.fdopen(writer, "w"))
     main = lambda: runpy.run_path("play.py", run_name="__main__")  # noqa: E731
-    result = ends(main, "play.py", trained("01_baseline").folder, "--epsilon", 1)
+    result = ends(main, "play.py", run, "--epsilon", 1)
     assert (result.code, result.error) == (141, "")
 
 
