@@ -16,7 +16,6 @@ from torch.func import grad_and_value
 import pong_emulator
 from lib.envs.gpu_vector_env import GpuStackedVectorEnv, plays_games
 from lib.envs.vector_env import StackedVectorEnv
-from lib.gpu_checks import waiting
 from lib.learning.agents import Exploration, GpuExploration, drawn
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.dqn_model import NormalizedDQN
@@ -24,6 +23,7 @@ from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
 from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
 from lib.learning.weights import AveragedWeights, Weights
+from lib.printing import waiting
 from lib.training.evaluation import evaluate
 from lib.training.events import announce
 from lib.training.handlers import attach_handlers

@@ -6,18 +6,13 @@ in two processes. If it raises, or its first results differ from those of the pl
 way is used. One line says so, and the column ``left_out`` of the run's records has that line.
 """
 
-import errno
-import os
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import TextIO, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
-from tqdm import tqdm
 
 from lib.devices import first_line
+from lib.printing import say
 
 Way = TypeVar("Way")
 Results = dict[str, torch.Tensor]  # by name
@@ -32,40 +27,6 @@ def leave_out(part: str, reason: str | Exception) -> None:
         reason = kind + first_line(reason)[:300]
     left_out.append(f"{part}: {reason}")
     say(f"left out: {part}: {reason}")
-
-
-def say(line: str, file: TextIO | None = None) -> None:
-    """Print a line above the live bar; if nobody reads any more, the run goes on without it."""
-    file = file or sys.stdout
-    try:
-        tqdm.write(line, file=file)
-        file.flush()  # so a log file or a pipe shows it at once, too
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        # The pipe or the terminal is gone. What is left to write, at the end of Python, too, goes
-        # nowhere then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
-
-
-@contextmanager
-def waiting(line: str) -> Iterator[None]:
-    """Say what takes long; a terminal also shows the seconds, until it is done."""
-    say(line)
-    done = threading.Event()
-    layout = "{elapsed} (a minute or two the first time, then seconds)"
-    within = bool(tqdm._instances)  # another clock, which tells the same
-    with tqdm(bar_format=layout, leave=False, disable=within or None) as clock:
-
-        def tick() -> None:
-            while not done.wait(1):
-                clock.refresh()
-
-        threading.Thread(target=tick, daemon=True).start()
-        try:
-            yield
-        finally:
-            done.set()
 
 
 def faster_way(

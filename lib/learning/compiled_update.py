@@ -13,8 +13,9 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lib.devices import compiles
-from lib.gpu_checks import Kept, Results, faster_way, waiting
+from lib.gpu_checks import Kept, Results, faster_way
 from lib.learning.weights import MixedWeights, Weights
+from lib.printing import waiting
 from lib.transfer import is_asynchronous
 
 Update = Callable[[], torch.Tensor]

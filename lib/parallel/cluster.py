@@ -21,11 +21,11 @@ from ignite.engine import Engine, Events, State
 from torch import nn
 
 import lib
-from lib.gpu_checks import say
 from lib.learning.replay_buffer import Batch
 from lib.parallel.message_buffer import MessageReplayBuffer
 from lib.parallel.n_step import Message
 from lib.parallel.worker import ClusterOptions, VersionedWeights
+from lib.printing import say
 from lib.training.events import announce
 from lib.training.run import Failure, Run
 

@@ -22,9 +22,9 @@ from lib.envs.atari_wrappers import check_env_id, make_atari, wrap_deepmind
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import StackedVectorEnv, ale_games, fast_games
-from lib.gpu_checks import say
 from lib.learning.agents import QFunction
 from lib.learning.dqn_model import DQN, NETWORKS
+from lib.printing import say
 from lib.seeds import ACTIONS, TRIAL, game_seeds, stream
 from lib.training.checkpoints import SETTINGS, CheckpointError
 from lib.training.run import Run

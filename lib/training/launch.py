@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from ignite.handlers import TensorboardLogger
 
 from lib.devices import cores
-from lib.gpu_checks import say
+from lib.printing import say
 from lib.training.checkpoints import EVENT_FILES, FOLDER, CheckpointError, read_latest
 from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, free_cores, prepare_torch

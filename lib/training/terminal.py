@@ -7,7 +7,7 @@ from datetime import timedelta
 from ignite.engine import Engine, Events, State
 from tqdm import tqdm
 
-from lib.gpu_checks import say
+from lib.printing import say
 from lib.training.events import PlayEvents
 from lib.training.run import Run
 

@@ -1,0 +1,45 @@
+"""What a run prints: lines above a live bar, and how long it has been busy."""
+
+import errno
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from tqdm import tqdm
+
+
+def say(line: str, file: TextIO | None = None) -> None:
+    """Print a line above the live bar; if nobody reads any more, the run goes on without it."""
+    file = file or sys.stdout
+    try:
+        tqdm.write(line, file=file)
+        file.flush()  # so a log file or a pipe shows it at once, too
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        # The pipe or the terminal is gone. What is left to write, at the end of Python, too, goes
+        # nowhere then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
+@contextmanager
+def waiting(line: str) -> Iterator[None]:
+    """Say what takes long; a terminal also shows the seconds, until it is done."""
+    say(line)
+    done = threading.Event()
+    layout = "{elapsed} (a minute or two the first time, then seconds)"
+    within = bool(tqdm._instances)  # another clock, which tells the same
+    with tqdm(bar_format=layout, leave=False, disable=within or None) as clock:
+
+        def tick() -> None:
+            while not done.wait(1):
+                clock.refresh()
+
+        threading.Thread(target=tick, daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
