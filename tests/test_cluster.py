@@ -168,10 +168,14 @@ def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
     settings |= {"learning_rate": 5e-4, "gamma": 0.9, "stop_reward": 0.9, "max_frames": 40_000}
     options = Options(**settings, checkpoint_every=0)
     prepare_torch(0)
-    logger = TensorboardLogger(log_dir=str(tmp_path))
-    state = rung["train"](options, Run(options, torch.device("cpu"), tmp_path, logger, SCRIPT))
-    assert state.solved, f"avg_reward {state.avg_reward} after {state.frames} frames"
-    assert 0 <= state.weights_age < 200
+    folder = tmp_path / "run"
+    with TensorboardLogger(log_dir=str(folder)) as logger:
+        run = Run(options, torch.device("cpu"), folder, logger, SCRIPT)
+        rung["train"](options, run)
+    assert run.solved, run.outcome
+    ages = read_events(tmp_path).Scalars("players/weights_age")
+    assert ages
+    assert all(0 <= age.value < 200 for age in ages)
 
 
 def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(tmp_path):
