@@ -32,7 +32,7 @@ from lib.learning.rollout import Rollout, Targets
 from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
 from lib.learning.weights import AveragedWeights, Weights
 from lib.training.evaluation import evaluate
-from lib.training.events import announce
+from lib.training.events import PlayEvents, announce
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.run import Run
@@ -99,6 +99,7 @@ def train(hp: Options, run: Run) -> None:
     engine = Engine(lambda engine, _: learn())
     saved = {"net": net, "explore": explore, "points": points}
     attach_handlers(engine, run, epsilon, saved, net.agent)
+    engine.add_event_handler(PlayEvents.TRIED, points.set_back)
     engine.run(play())
     evaluate(net.agent(), run)
 

@@ -39,6 +39,10 @@ class Progress:
             kept = (1 - 1 / self.points) ** (won + lost)
             self.share = kept * self.share + (1 - kept) * won / (won + lost)
 
+    def set_back(self, share: float = 0.7) -> None:
+        """The agent has lost a trial, whatever points it won: it has to learn more again."""
+        self.share = min(self.share, share)
+
     def state_dict(self) -> dict[str, Any]:
         return {"share": self.share}
 
