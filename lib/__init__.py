@@ -6,5 +6,6 @@
     parallel   processes and machines that play for a trainer
 
 The files beside these folders are what all of them need: devices, copies to a GPU, random numbers,
-what is printed, and the rule for what is only faster. The rungs import from here; nothing in here imports a rung.
+what is printed, and the rule for what is only faster. The rungs import from here; nothing in here
+imports a rung.
 """
