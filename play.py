@@ -143,7 +143,7 @@ def main() -> None:
                     Film(make_env(preprocessing, render_mode="rgb_array"), film) if film else env
                 )
                 name = f"game {number + 1:3}  score "
-                layout = {"bar_format": name + "{n:5.0f}", "miniters": 0, "leave": False}
+                layout = {"bar_format": name + "{n:5.0f}\r", "miniters": 0, "leave": False}
                 with tqdm(disable=None, **layout) as score:  # live, on a terminal
                     counted = TransformReward(stage, lambda r, add=score.update: (add(r), r)[1])
                     game = play_game(counted, args.network, args.epsilon, args.seed + number)

@@ -191,13 +191,15 @@ def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
     with os.fdopen(writer, "w") as stream:
         for name in ("stdout", "stderr"):
             monkeypatch.setattr(sys, name, stream)
-        run = start("--max-frames", "45")
+        echoes = "^C"  # what a terminal shows of Ctrl-C
+        run = start("--max-frames", "45", every=lambda *_: print(echoes, end="", flush=True))
         monkeypatch.undo()
     first, *lines = filter(None, lines_on(terminal))
     assert first == f"run folder {run.folder}"
     assert lines[-1].startswith("frame limit reached after 45 frames and ")
     assert max(map(len, lines)) <= 80
     assert "%" not in "".join(lines)
+    assert echoes not in "".join(lines)
 
 
 def test_fps_are_those_of_training_if_a_resumed_run_ends_while_its_buffer_fills(start):

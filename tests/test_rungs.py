@@ -1,5 +1,6 @@
 """Every rung as a program, on real Pong."""
 
+import ast
 import os
 import re
 import runpy
@@ -228,7 +229,9 @@ def test_every_rung_explains_itself(script, ends):
     options = options_of(script)
     source = (ROOT / f"{script}.py").read_text()
     assert len(source.splitlines()) <= (100 if script in SERIAL + PARALLEL else 115)
-    text = ends(lambda: parse(options, ""), script, "--help").out
+    description = ast.get_docstring(ast.parse(source))
+    text = ends(lambda: parse(options, description), script, "--help").out
+    assert max(map(len, text.splitlines())) <= 80
     flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
     assert flags[:2] == ["--seed", "--max-frames"]
     assert len(flags) == len(fields(options))

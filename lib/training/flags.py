@@ -4,6 +4,7 @@ import argparse
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
@@ -46,7 +47,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     """Read the command line; a bad value ends the program with one line and exit code 2."""
     parser = OneLineParser(
         usage="%(prog)s [flags]",
-        description=description,
+        description="\n\n".join(textwrap.fill(part, 80) for part in description.split("\n\n")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -25,7 +25,7 @@ NUMBERS += ["stack", "rollout", "sync_frames", "player_timeout", "noop_max", "ma
 NUMBERS += ["episodic_life", "fire_reset", "clip_reward", "any_game", "learning_rate_final"]
 NUMBERS += ["adam_epsilon", "epochs", "epochs_final", "averaged", "trial_games", "q_lambda"]
 NUMBERS += ["epsilon_floor", "players", "n_steps", "message_steps", "frames_per_update"]
-NUMBERS += ["sync_updates", "schedule_frames"]
+NUMBERS += ["sync_updates", "schedule_frames", "temperature"]
 TEXTS = ["play_device", "resize", "precision", "address", "left_out"]
 
 

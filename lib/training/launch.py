@@ -95,6 +95,7 @@ def launch(
         if not failure:
             raise
         say(f"{script}: failed: {failure}", sys.stderr)
+        say_how_to_resume(folder)
         sys.exit(1)
     except KeyboardInterrupt as error:
         say(f"{script}: interrupted", sys.stderr)

@@ -20,7 +20,8 @@ class Terminal:
     def __init__(self, run: Run) -> None:
         self.hp, self.before = run.hp, run.frames_before
         # From 0 to 1. tqdm's own rate would mix the phases, so it is not shown.
-        layout = "{desc} |{bar}| {percentage:3.0f}%"
+        # The cursor waits at the bar's beginning: at its end the ^C of Ctrl-C would not fit.
+        layout = "{desc} |{bar}| {percentage:3.0f}%\r"
         self.bar = tqdm(desc="starting", total=1.0, bar_format=layout, leave=False, disable=None)
         # Frames until training begins; 0 for a rung without a replay buffer.
         self.initial: int = getattr(run.hp, "replay_initial", 0)
