@@ -29,44 +29,6 @@ def leave_out(part: str, reason: str | Exception) -> None:
     say(f"left out: {part}: {reason}")
 
 
-<<<<<<< HEAD
-=======
-def say(line: str, file: TextIO | None = None) -> None:
-    """Print a line above the live bar; if nobody reads any more, the run goes on without it."""
-    file = file or sys.stdout
-    try:
-        tqdm.write(line, file=file)
-        file.flush()  # so a log file or a pipe shows it at once, too
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        # The pipe or the terminal is gone. What is left to write, at the end of Python, too, goes
-        # nowhere then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
-
-
-@contextmanager
-def waiting(line: str) -> Iterator[None]:
-    """Say what takes long; a terminal also shows the seconds, until it is done."""
-    say(line)
-    done = threading.Event()
-    # The cursor waits at the beginning, so that a ^C of Ctrl-C is cleared as well.
-    layout = "{elapsed} (a minute or two the first time, then seconds)\r"
-    within = bool(tqdm._instances)  # another clock, which tells the same
-    with tqdm(bar_format=layout, leave=False, disable=within or None) as clock:
-
-        def tick() -> None:
-            while not done.wait(1):
-                clock.refresh()
-
-        threading.Thread(target=tick, daemon=True).start()
-        try:
-            yield
-        finally:
-            done.set()
-
-
->>>>>>> seen
 def faster_way(
     part: str,
     plain: Way,

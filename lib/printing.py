@@ -30,7 +30,8 @@ def waiting(line: str) -> Iterator[None]:
     """Say what takes long; a terminal also shows the seconds, until it is done."""
     say(line)
     done = threading.Event()
-    layout = "{elapsed} (a minute or two the first time, then seconds)"
+    # The cursor waits at the beginning, so that a ^C of Ctrl-C is cleared as well.
+    layout = "{elapsed} (a minute or two the first time, then seconds)\r"
     within = bool(tqdm._instances)  # another clock, which tells the same
     with tqdm(bar_format=layout, leave=False, disable=within or None) as clock:
 

@@ -39,9 +39,9 @@ class Progress:
             kept = (1 - 1 / self.points) ** (won + lost)
             self.share = kept * self.share + (1 - kept) * won / (won + lost)
 
-    def set_back(self, share: float = 0.7) -> None:
+    def set_back(self) -> None:
         """The agent has lost a trial, whatever points it won: it has to learn more again."""
-        self.share = min(self.share, share)
+        self.share = min(self.share, 0.7)
 
     def state_dict(self) -> dict[str, Any]:
         return {"share": self.share}
