@@ -143,12 +143,14 @@ class CapturedForward:
             return call
 
         allowed = ROUNDING[torch.float32]  # enough for bfloat16, too: nothing cancels in values
+        kept = Kept(device, [])  # the function may draw, and compiling does
         if is_asynchronous(device):
             part = "the CUDA graph that chooses actions"
             self._call = faster_way(part, function, capture, values, allowed)
         elif compiled and compiles(device):
             step, name = "step 1 of 2", "choice of actions"
             self._call = compiled_way(step, name, function, device, values, allowed)
+        kept.put_back()
 
     def __call__(self, states: torch.Tensor) -> Any:
         """The function's result; on the GPU the next call overwrites it."""
