@@ -37,7 +37,7 @@ class SpeedrunOptions(PrecisionOptions):
     q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
     stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
     # It is reached by equal factors, so it cannot be 0.
-    epsilon_final: float = of_playing(0.001, "probability of a random action at the end", 1e-6, 1)
+    epsilon_final: float = of_playing(0.01, "probability of a random action at the end", 1e-6, 1)
     epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
     temperature: float = of_playing(
         0.01, "actions are drawn from the softmax of their values by this; 0: greedy", 0, 1
