@@ -379,22 +379,20 @@ def test_a_run_that_is_alive_cannot_be_resumed(start):
     assert len(tried) == 6 + 2
 
 
-@pytest.mark.parametrize(
-    ("options", "flags", "threads"),
-    [
-        (ReplayOptions, ["--threads", "3"], 3),
-        (SpeedrunOptions, [], 4),
-        (SharedCoresOptions, [], 2),
-        (SharedCoresOptions, ["--threads", "3"], 3),
-    ],
-)
-def test_a_run_tells_its_threads(options, flags, threads, tmp_path, ends):
+@pytest.mark.parametrize(("options", "of_four"), [(SpeedrunOptions, 4), (SharedCoresOptions, 2)])
+def test_threads_are_the_free_cores_or_as_many_as_asked_for(options, of_four):
+    assert [options().torch_threads(free) for free in (4, 1)] == [of_four, 1]
+    assert options(threads=3).torch_threads(1) == 3
+
+
+@pytest.mark.parametrize("options", [ReplayOptions, SharedCoresOptions])
+def test_a_run_tells_its_threads(options, tmp_path, ends):
     def train(settings: object, run: Run) -> NoReturn:
         raise Failure(f"{torch.get_num_threads()} threads")
 
     before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    run = ends(lambda: launch(train, options, ""), "rung.py", "--run-dir", tmp_path, *flags)
+    flags = ("--run-dir", tmp_path, "--threads", "3")
+    run = ends(lambda: launch(train, options, ""), "rung.py", *flags)
     torch.set_num_threads(before)
-    assert run.error == f"rung: failed: {threads} threads\n"
-    assert f" threads {threads}," in run.out
+    assert run.error == "rung: failed: 3 threads\n"
+    assert " threads 3," in run.out
