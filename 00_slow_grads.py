@@ -57,7 +57,9 @@ def train(hp: ReplayOptions, run: Run) -> None:
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     saved |= {"agent": agent, "experience": experience}
-    # Smooths the reward, stops at --stop-reward, writes curves, and checkpoints of ``saved``.
+    # Each whole game comes with its last frame. Its reward is smoothed here, and training stops at
+    # --stop-reward, or at --max-frames. TensorBoard gets it after each game, and loss, FPS and
+    # epsilon every 100 updates; checkpoints get what is in ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, hp.batch_size))
 

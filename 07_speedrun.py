@@ -99,7 +99,7 @@ def train(hp: Options, run: Run) -> None:
     engine = Engine(lambda engine, _: learn())
     saved = {"net": net, "explore": explore, "points": points}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    engine.add_event_handler(PlayEvents.TRIED, points.set_back)
+    engine.add_event_handler(PlayEvents.TRIED, points.set_back)  # if it passed, this is the end
     engine.run(play())
     evaluate(net.agent(), run)
 

@@ -96,6 +96,11 @@ def test_a_schedule_follows_the_share_of_points_won() -> None:
     for _ in range(20):
         progress.add(50, 0)
     assert rate(0) == pytest.approx(1e-4)
+    progress.set_back()
+    assert progress.share == 0.7
+    progress.share = 0.6  # a trial that was lost sooner
+    progress.set_back()
+    assert progress.share == 0.6
 
     by_frame = ProgressSchedule(4e-4, 1e-4, LinearSchedule(0, 1, 1_000))
     values = [by_frame(frame) for frame in (0, 300, 600, 900, 10**9)]

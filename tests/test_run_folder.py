@@ -275,6 +275,7 @@ def test_a_run_that_cannot_be_resumed_keeps_its_curves(start):
     again = start("--resume", str(run.folder), "--max-frames", "300", other=nn.Linear(1, 1))
     assert again.code == 1
     assert "has no other: an earlier version saved it" in one_line(again.error)
+    assert "resume it with" not in again.out
     assert curves(run.folder.parent) == whole
     file = run.folder / "checkpoints" / "latest.pt"
     kept = read_checkpoint(file)

@@ -52,7 +52,7 @@ def launch(
         if device.type == "cuda":
             torch.cuda.set_device(device)  # streams and graphs are made on the current one
         prepare_torch(options.seed)
-        free = free_cores()
+        free = cores() if options.threads else free_cores()
         torch.set_num_threads(options.torch_threads(min(free, torch.get_num_threads())))
         try:
             folder, checkpoint, _lock = open_folder(options, script)
@@ -66,7 +66,7 @@ def launch(
         autocast = "bfloat16 autocast" if options.amp else "float32"
         told = f"{script} in {getattr(options, 'precision', autocast)} on {told}"
         say(textwrap.fill(told, 80, subsequent_indent="  "))
-        if free < cores() and not options.threads:
+        if free < cores():
             say(f"{free} of {cores()} cores free: torch gets no more threads (see --threads)")
         for remark in options.remarks():
             say(remark)
@@ -95,7 +95,8 @@ def launch(
         if not failure:
             raise
         say(f"{script}: failed: {failure}", sys.stderr)
-        say_how_to_resume(folder)
+        if not isinstance(error, CheckpointError):  # which cannot be resumed
+            say_how_to_resume(folder)
         sys.exit(1)
     except KeyboardInterrupt as error:
         say(f"{script}: interrupted", sys.stderr)
@@ -183,6 +184,6 @@ def say_end(run: Run) -> None:
 
 
 def say_how_to_resume(folder: Path | None) -> None:
-    """Say it of a run that was interrupted, if it has a checkpoint."""
+    """Say it of a run that was interrupted or failed, if it has a checkpoint."""
     if folder and any((folder / FOLDER).glob("*.pt")):
         say(f"resume it with\n  python {shlex.join([sys.argv[0], '--resume', str(folder)])}")
