@@ -1,8 +1,8 @@
 """Speedrun: everything that makes Q-learning from pixels solve Pong sooner.
 
 Parallel Q-learning without replay buffer and target network (Gallici et al., arXiv:2407.04811): the
-network learns from the last rollout of 16 games, while C++ threads play the next one. Its targets
-are Q(lambda) returns over up to 128 steps, longer than most points. They are computed once per
+network learns from the last rollout of 32 games, while C++ threads play the next one. Its targets
+are Q(lambda) returns over up to 64 steps, about as long as a point. They are computed once per
 rollout, from values that the choice of actions gives anyway. So an update is one forward and one
 backward pass. It is compiled, and in bfloat16 except for the last layer. Each frame is learned from
 four times, in many small updates. As the agent wins a larger share of its points, the learning

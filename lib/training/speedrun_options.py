@@ -29,8 +29,8 @@ class SpeedrunOptions(PrecisionOptions):
     averaged: int = option(
         1_000, "updates over which the weights of the agent are averaged at the end", 1
     )
-    envs: int = of_playing(16, "environments, stepped together", 1, 1_024)
-    rollout: int = of_playing(128, "frames of each environment in a rollout", 1, 1_024)
+    envs: int = of_playing(32, "environments, stepped together", 1, 1_024)
+    rollout: int = of_playing(64, "frames of each environment in a rollout", 1, 1_024)
     trial_games: int = option(
         64, "games to win without learning, mean --stop-reward or more", 1, 1_024, group="run"
     )
