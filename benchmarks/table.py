@@ -145,6 +145,10 @@ def describe(records: Sequence[Record]) -> list[str]:
     told = f"Runs: {len(records)}, {unfinished} of them unfinished"
     commits = sorted({record.commit for record in records} - {""})
     told += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'not told'}"
+    low = [r for r in records if r.settings.get("amp") or r.settings.get("precision") == "bfloat16"]
+    if 0 < len(low) < len(records):
+        scripts = ", ".join(sorted({record.script for record in low}))
+        told += f"; {scripts} in bfloat16, the others in float32: do not compare their FPS"
     names = [f"Machine {n}" for n in range(1, len(machines) + 1)] if machines[1:] else ["Machine"]
     described = map(join_machine, machines)
     return [*(f"{name}: {one}" for name, one in zip(names, described, strict=True)), told]

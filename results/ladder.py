@@ -1,64 +1,38 @@
-"""README's chart, ladder.png: the minutes that every rung took to 17, here and in the book.
+"""README's picture, ladder.png: the smoothed reward of every rung over frames.
 
     cd results; A=epyc-zen5-2core
-    BUSY="xeon-amx-2core/solved/runs $A/solved/runs/0[59]*"
-    PYTHONPATH=.. python ladder.py $A/held-out/runs/0[78] --busy $BUSY
+    PYTHONPATH=.. python ladder.py xeon-amx-2core/solved/runs $A/solved/runs $A/held-out/runs/0[78]
 
-A filled dot is a run that had the machine to itself, one dot per seed. A ring is a run beside other
-programs: its minutes are too many. Both are read from the runs' events.
+Of several runs of a rung, the one in the middle is drawn: by its frames to 17.
 """
 
 import argparse
+from collections import defaultdict
 from pathlib import Path
-
-from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator, ScalarFormatter
+from statistics import median_low
 
 from benchmarks.charts import plt
-from benchmarks.records import read_records
-from benchmarks.table import BOOK
-
-TICKS = (2, 5, 10, 20, 50, 100, 200, 400)  # minutes
-# Marker, colour, filling and name.
-ALONE = ("o", "tab:blue", "tab:blue", "two CPU cores, alone")
-BUSY = ("o", "tab:blue", "none", "two CPU cores, shared")
-EDITIONS = (
-    ("s", "tab:gray", "tab:gray", "the book, 2nd edition (GTX 1080 Ti)"),
-    ("D", "tab:gray", "tab:gray", "the book, 3rd edition (solved at 18)"),
-)
+from benchmarks.records import Record, read_records
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("alone", type=Path, nargs="+", help="folders of runs that were alone")
-parser.add_argument("--busy", type=Path, nargs="*", default=[], help="beside other programs")
+parser.add_argument("folders", type=Path, nargs="+", help="with runs to 17")
 parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".png"))
 args = parser.parse_args()
 
-dots = {name: list(zip(EDITIONS, minutes, strict=True)) for name, (_, minutes) in BOOK.items()}
-ran = set()
-for look, folders in ((ALONE, args.alone), (BUSY, args.busy)):
-    for record in (record for folder in folders for record in read_records(folder)):
-        if record.solved:
-            dots.setdefault(record.script, []).append((look, record.to_bar[1]))
-            ran.add(record.script)
-names = sorted(dots)
-figure, axes = plt.subplots(figsize=(9, 0.42 * len(names) + 1.6), layout="constrained")
-for row, name in enumerate(names):
-    for (marker, colour, fill, _), minutes in dots[name]:
-        axes.plot(minutes, row, marker, color=colour, markerfacecolor=fill, markersize=6)
-    if name not in ran:
-        axes.text(2, row, "  not run to 17 here", color="tab:gray", va="center", fontsize=8)
-axes.set_xscale("log")
-axes.set_xticks(TICKS)
-axes.xaxis.set_major_formatter(ScalarFormatter())
-axes.xaxis.set_minor_locator(NullLocator())
-axes.set_yticks(range(len(names)), names)
-axes.invert_yaxis()
-axes.grid(axis="x", alpha=0.4)
-axes.set_axisbelow(True)
-axes.set_xlabel("minutes until avg_reward was 17")
-handles = [
-    Line2D([], [], linestyle="", marker=marker, color=colour, markerfacecolor=fill, label=label)
-    for marker, colour, fill, label in (ALONE, BUSY, *EDITIONS)
-]
-figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+rungs: dict[str, list[Record]] = defaultdict(list)
+for record in (record for folder in args.folders for record in read_records(folder)):
+    if record.solved and not (record.script.startswith("04") and record.settings["noop_max"]):
+        rungs[record.script].append(record)
+figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+for number, name in enumerate(sorted(rungs)):
+    middle = median_low(record.to_bar[0] for record in rungs[name])
+    (record,) = (record for record in rungs[name] if record.to_bar[0] == middle)
+    runs = f", the middle one of {len(rungs[name])} runs" * (len(rungs[name]) > 1)
+    curves, style = record.curves, "-" if number < 5 else "--"
+    axes.plot(curves.frames / 1e6, curves.avg_reward, style, label=name + runs)
+axes.axhline(17, color="tab:gray", linewidth=0.8)
+axes.set_xlabel("million frames")
+axes.set_ylabel("smoothed reward")
+axes.grid(alpha=0.3)
+axes.legend(fontsize=8, frameon=False)
 figure.savefig(args.out, dpi=120)

@@ -193,3 +193,14 @@ def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path: Path, capsys) -> N
     (run / "events.out.tfevents.0.hparams").write_bytes(b"\x00\xff" * 500)
     assert main(["table", str(tmp_path)]) == 2
     assert "no run of a rung" in capsys.readouterr().err
+
+
+def test_it_says_when_precisions_stand_side_by_side(tmp_path: Path) -> None:
+    solved_run(tmp_path / "both", "01_baseline")
+    solved_run(tmp_path / "both", "07_speedrun", precision="bfloat16")
+    solved_run(tmp_path / "one", "01_baseline", amp=True)
+    solved_run(tmp_path / "one", "07_speedrun", precision="bfloat16")
+    for folder, told in (("both", True), ("one", False)):
+        table_of(tmp_path / folder)
+        notes = (tmp_path / folder / "table.md").read_text()
+        assert ("07_speedrun in bfloat16, the others in float32" in notes) == told
