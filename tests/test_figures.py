@@ -1,4 +1,4 @@
-"""The figures of README.md and of results/README.md, against the events of the runs that are kept."""
+"""The figures of README.md and results/README.md, against the events of the kept runs."""
 
 import re
 from collections import defaultdict
@@ -90,18 +90,14 @@ def test_the_frames_to_17() -> None:
 @pytest.mark.parametrize("script", ["07_speedrun", "08_recompiled_pong"])
 def test_the_record(script: str) -> None:
     records = runs(RECORD)[script]
-    assert len(records) == 10 and all(record.solved for record in records)
-    until_17, until_won = (
-        spread(minutes, 1)
-        for minutes in ([one.to_bar[1] for one in records], [one.minutes for one in records])
-    )
+    assert [record.solved for record in records] == [True] * 10
+    frames, minutes = zip(*(record.to_bar for record in records), strict=True)
+    until_17, until_won = spread(minutes, 1), spread([one.minutes for one in records], 1)
+    middle_fps = median(record.fps for record in records)
     cells = table("README.md", "Beyond the book")[f"{script}.py"]
-    middle_fps, middle_frames = (
-        median(values) for values in ([r.fps for r in records], [r.to_bar[0] for r in records])
-    )
-    assert cells[1:] == [f"{middle_fps:,.0f}", f"{middle_frames:,.0f}", until_17]
+    assert cells[1:] == [f"{middle_fps:,.0f}", f"{median(frames):,.0f}", until_17]
     cells = table("results/README.md", "The record")[script[:2]]
-    assert cells[1:] == ["10 of 10", until_17, spread([r.to_bar[0] for r in records], 0), until_won]
+    assert cells[1:] == ["10 of 10", until_17, spread(frames, 0), until_won]
     if script[1] == "8":
         readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "").split("##")[0]
         words = " ".join(readme.split())
