@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Any
 
 import gymnasium as gym
@@ -81,10 +82,12 @@ def play_games(
         device: of ``q_function``.
 
     Yields:
-        After each step the games that ended with it, each with its number, from 0 on.
+        While each step is played, the games that ended with the one before; each with its number,
+        from 0 on. Then those that ended last.
     """
     randoms = [stream(seed, ACTIONS) for seed in games.seeds.tolist()]
     actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))
+    ended: list[tuple[int, Episode]] = []
     while len(playing):
         (states,) = upload(torch.device(device), games.states[playing])
         with torch.no_grad():
@@ -92,10 +95,11 @@ def play_games(
         for i, values_here in zip(playing, values, strict=True):
             actions[i] = choose(values_here, epsilon, temperature, randoms[i])
         games.send(actions)
+        yield ended
         episodes = games.recv().episodes
         ended = [(i, game) for i, game in enumerate(episodes) if game and i in playing]
         playing = np.setdiff1d(playing, [i for i, _ in ended])
-        yield ended
+    yield ended
 
 
 def choose(
@@ -190,11 +194,17 @@ def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
     options = run.hp
     seeds = game_seeds(options.seed, options.trial_games, TRIAL, engine.state.frames)
     trial = Trial(options.trial_games, rewards := [], options.stop_reward)
-    games = make_games(options.preprocessing, seeds)
-    for ended in play_games(games, agent, EPSILON, options.temperature, run.device):
+    settings = agent, EPSILON, options.temperature, run.device
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for so few states the others would only take cores from the games
+    # In two parts: one is played while the agent chooses the actions of the other.
+    parts = np.array_split(seeds, min(2, len(seeds)))
+    played = (play_games(make_games(options.preprocessing, part), *settings) for part in parts)
+    for ended in chain.from_iterable(zip_longest(*played, fillvalue=[])):
         rewards += [game.reward for _, game in ended]
         if run.signal is not None or trial.decided:
             break
+    torch.set_num_threads(threads)
     return trial
 
 
