@@ -47,6 +47,13 @@ NO_BUFFER = {"rollout": 10, "batch_size": 10, "epsilon_start": 0.5}
 SMALL = {"updates": 4, "envs": 2, "precision": "float32"}
 
 
+@pytest.fixture(autouse=True)
+def _mistakes_stay_here() -> Iterator[None]:
+    yield
+    for rung in [name for name in sys.modules if name[0].isdigit()]:
+        del sys.modules[rung]  # it may have a mistake; other tests import it
+
+
 def load(script: str, right: str = "", wrong: str = "") -> types.ModuleType:
     """A rung, perhaps with a mistake in its source."""
     path = ROOT / f"{script}.py"
