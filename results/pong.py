@@ -3,8 +3,8 @@
     PYTHONPATH=. python results/pong.py HALF_WAY.pt TRAINED.pt --out results/pong.gif
 
 Every checkpoint of a run plays the same start of the game, greedily. The first panel is the network
-before its first update. The others name the frames that their agents had learned from: held-out seed
-3000 of 08 at d9984e4, and the same once more up to the half.
+before its first update. The others name the frames that their agents had learned from: 08 with
+held-out seed 3000 at d9984e4, and the same once more up to the half.
 """
 
 import argparse
