@@ -74,8 +74,8 @@ def train(hp: Options, run: Run) -> None:
             (states,) = upload(run.device, envs.states)
             values, chosen = choose(states)
             actions = explore(chosen, frame)
-            rollout.state_values(states, values)  # first, as the games take the cores from a copy
             envs.send(actions)
+            rollout.state_values(states, values)  # and compute returns, while the games are played
             net.learning_rate.fill_(rate(frame))
             net.averaging.fill_(averaging(frame))
             if rollout.complete:

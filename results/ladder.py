@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median_low
 
-from benchmarks.charts import plt
+from benchmarks.charts import new_figure, save
 from benchmarks.records import Record, read_records
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -23,7 +23,7 @@ rungs: dict[str, list[Record]] = defaultdict(list)
 for record in (record for folder in args.folders for record in read_records(folder)):
     if record.solved and not (record.script.startswith("04") and record.settings["noop_max"]):
         rungs[record.script].append(record)
-figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+figure, axes = new_figure("", 9, 4.5)
 for number, name in enumerate(sorted(rungs)):
     middle = median_low(record.to_bar[0] for record in rungs[name])
     (record,) = (record for record in rungs[name] if record.to_bar[0] == middle)
@@ -35,4 +35,4 @@ axes.set_xlabel("million frames")
 axes.set_ylabel("smoothed reward")
 axes.grid(alpha=0.3)
 axes.legend(fontsize=8, frameon=False)
-figure.savefig(args.out, dpi=120)
+save(figure, args.out)
