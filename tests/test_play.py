@@ -35,7 +35,8 @@ def test_the_shipped_agent_wins_on_the_emulator():
     """Preprocessing, network and emulator are those it learned with."""
     assert SHIPPED.stat().st_size < 1_000_000
     network, preprocessing = load_agent(read_checkpoint(SHIPPED))
-    ends = play_games(make_games(preprocessing, np.arange(70, 86)), network, 0.01)
+    games = make_games(preprocessing, np.arange(70, 86))
+    ends = play_games(games, network, 0.01, network.temperature)
     rewards = [game.reward for ended in ends for _, game in ended]
     # It lost fewer than one game in a hundred; other processors round differently.
     assert sum(reward > 0 for reward in rewards) >= 15
