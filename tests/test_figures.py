@@ -13,8 +13,17 @@ from benchmarks.report import spread
 from benchmarks.table import BASELINE, BOOK, fps_to_01
 
 ROOT = Path(__file__).parents[1]
-ZEN5, XEON = ROOT / "results/epyc-zen5-2core", ROOT / "results/xeon-amx-2core"
-RECORD, FPS, SOLVED = ZEN5 / "held-out/runs", ZEN5 / "ladder-amp/runs", "solved/runs"
+ZEN4, ZEN5 = ROOT / "results/epyc-zen4-2core", ROOT / "results/epyc-zen5-2core"
+XEON = ROOT / "results/xeon-amx-2core"
+FPS, SOLVED = ZEN5 / "ladder-amp/runs", "solved/runs"
+BEFORE, BEYOND = ZEN4 / "held-out/20c42e4/runs", ZEN5 / "held-out/runs"
+RECORDS = {
+    "08": (ZEN4 / "held-out/runs", "08_recompiled_pong"),
+    "07": (ZEN4 / "held-out/runs", "07_speedrun"),
+    "08 at 20c42e4": (BEFORE, "08_recompiled_pong"),
+    "08 at 09cda7a": (BEYOND, "08_recompiled_pong"),
+    "07 at 09cda7a": (BEYOND, "07_speedrun"),
+}
 
 
 @cache
@@ -87,19 +96,61 @@ def test_the_frames_to_17() -> None:
         assert cells[name][0] == f"{median(record.to_bar[0] for record in records):,.0f}"
 
 
+def test_the_fps_in_one_precision() -> None:
+    text = (ROOT / "results/README.md").read_text(encoding="utf-8")
+    words = " ".join(text.split("**With `--amp`**")[1].split("\n\n")[0].split())
+    figures = [f"{fps(script):.0f}" for script in sorted(runs(FPS)) if script[1] != "0"]
+    one, two, three, four, four_parallel, five, six, nine = figures
+    assert words.startswith(
+        f"01 makes {one} FPS, 02 {two}, 03 {three}, 04 {four} and {four_parallel}, 05 {five}, "
+        f"06 {six}, and 09 with one player {nine}"
+    )
+
+
+def test_the_third_edition() -> None:
+    cells = table("results/README.md", "Where it contradicts the chapter")
+    of_04 = {"04_new_wrappers_n_env": "environments", "04_new_wrappers_parallel": "parallel"}
+    for script, ((_, third_fps), (_, third_minutes)) in BOOK.items():
+        name = script[:2] + (f", {of_04[script]}" if script in of_04 else "")
+        assert cells[name] == [f"{third_fps}", f"{third_minutes}"]
+
+
+def until(name: str) -> tuple[str, str]:
+    """Minutes to 17 and minutes until the agent has won, of a record: median and range."""
+    folder, script = RECORDS[name]
+    records = runs(folder)[script]
+    return spread([one.to_bar[1] for one in records]), spread([one.minutes for one in records])
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_record(name: str) -> None:
+    folder, script = RECORDS[name]
+    records = runs(folder)[script]
+    solved = f"{sum(record.solved for record in records)} of {len(records)}"
+    frames = spread([record.to_bar[0] for record in records], 0)
+    cells = table("results/README.md", "The record")[name]
+    until_17, until_won = until(name)
+    assert cells[1:] == [solved, until_17, frames, until_won]
+
+
 @pytest.mark.parametrize("script", ["07_speedrun", "08_recompiled_pong"])
-def test_the_record(script: str) -> None:
-    records = runs(RECORD)[script]
-    assert [record.solved for record in records] == [True] * 10
-    frames, minutes = zip(*(record.to_bar for record in records), strict=True)
-    until_17, until_won = spread(minutes, 1), spread([one.minutes for one in records], 1)
+def test_the_speedruns_beside_the_rungs_beyond_the_book(script: str) -> None:
+    records = runs(BEYOND)[script]
     middle_fps = median(record.fps for record in records)
+    middle = f"{median(record.to_bar[0] for record in records):,.0f}"
     cells = table("README.md", "Beyond the book")[f"{script}.py"]
-    assert cells[1:] == [f"{middle_fps:,.0f}", f"{median(frames):,.0f}", until_17]
-    cells = table("results/README.md", "The record")[script[:2]]
-    assert cells[1:] == ["10 of 10", until_17, spread(frames, 0), until_won]
-    if script[1] == "8":
-        readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "").split("##")[0]
-        words = " ".join(readme.split())
-        assert f"in {until_17.replace(' (', ' minutes (')}" in words
-        assert f"in a row after {until_won}" in words
+    assert cells[1:] == [f"{middle_fps:,.0f}", middle, until(f"{script[:2]} at 09cda7a")[0]]
+
+
+def test_the_headline() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "").split("##")[0]
+    words = " ".join(readme.split())
+    until_17, until_won = until("08")
+    assert f"after {until_won.replace(' (', ' minutes (')}" in words
+    assert f"at 17 after {until_17}" in words
+    now, before = (
+        median(record.minutes for record in runs(folder)["08_recompiled_pong"])
+        for folder in (RECORDS["08"][0], BEFORE)
+    )
+    assert f"{now / before:.2f} of the minutes" in words
+    assert f"that version took {until('08 at 09cda7a')[1].split()[0]}" in words
