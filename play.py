@@ -137,27 +137,28 @@ def main() -> None:
         print(f"games {kind}:")
         env = make_env(preprocessing, render_mode="human" if args.render else None)
         rewards: list[float] = []
+        # One bar for all games: a Ctrl-C that meets the end of a bar's life is lost.
+        layout = {"bar_format": "{desc}{n:5.0f}\r", "miniters": 0, "leave": False}
+        score = tqdm(disable=None, **layout)  # live, on a terminal
         try:
-            # One bar for all games: a Ctrl-C that meets the end of a bar's life is lost.
-            layout = {"bar_format": "{desc}{n:5.0f}\r", "miniters": 0, "leave": False}
-            with tqdm(disable=None, **layout) as score:  # live, on a terminal
-                for number in range(args.episodes):
-                    stage = env
-                    if film:
-                        stage = Film(make_env(preprocessing, render_mode="rgb_array"), film)
-                    name = f"game {number + 1:3}  score "
-                    score.set_description_str(name, refresh=False)
-                    score.reset()
-                    counted = TransformReward(stage, lambda r: (score.update(r), r)[1])
-                    game = play_game(counted, args.network, args.epsilon, args.seed + number)
-                    rewards.append(game.reward)
-                    score.clear()
-                    print(f"{name}{game.reward:5.0f}  steps {game.steps:5,}", flush=True)
-                    if film:
-                        stage.close()  # completes the file
-                        print(f"{film} shows this game, {VIDEOS[film.suffix][1]}", flush=True)
-                        film = None
+            for number in range(args.episodes):
+                stage = env
+                if film:
+                    stage = Film(make_env(preprocessing, render_mode="rgb_array"), film)
+                name = f"game {number + 1:3}  score "
+                score.set_description_str(name, refresh=False)
+                score.reset()
+                counted = TransformReward(stage, lambda r, add=score.update: (add(r), r)[1])
+                game = play_game(counted, args.network, args.epsilon, args.seed + number)
+                rewards.append(game.reward)
+                score.clear()
+                print(f"{name}{game.reward:5.0f}  steps {game.steps:5,}", flush=True)
+                if film:
+                    stage.close()  # completes the file
+                    print(f"{film} shows this game, {VIDEOS[film.suffix][1]}", flush=True)
+                    film = None
         finally:  # also of the games before Ctrl-C
+            score.close()
             if rewards:
                 print(describe(rewards), flush=True)
         env.close()
