@@ -47,7 +47,7 @@ def train(hp: Options, run: Run) -> None:
     progress = Progress()
     rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
     averaging = ProgressSchedule(1.0, 1 / hp.averaged, progress)
-    epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress, begin=0.7)
+    epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress, begin=0.5)
     epsilon = maximum(
         LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
         ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),

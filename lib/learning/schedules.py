@@ -28,7 +28,7 @@ class Progress:
     exponentially, over so many ``points``.
     """
 
-    def __init__(self, points: int = 1_000) -> None:
+    def __init__(self, points: int = 300) -> None:
         self.points, self.share = points, 0.0
 
     def __call__(self, frame: int) -> float:
