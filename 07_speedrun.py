@@ -26,7 +26,7 @@ from torch.func import grad_and_value
 from lib.envs.vector_env import StackedVectorEnv, ale_games
 from lib.learning.agents import Exploration, drawn
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
-from lib.learning.dqn_model import NormalizedDQN
+from lib.learning.dqn_model import DuelingDQN
 from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
 from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
@@ -43,7 +43,7 @@ from lib.transfer import upload
 def train(hp: Options, run: Run) -> None:
     envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, hp.seed)
 
-    network = NormalizedDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)
+    network = DuelingDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)
     net = AveragedWeights(
         network, hp.dtype, hp.learning_rate, hp.adam_epsilon, float32_layers=("fc.3",)
     )

@@ -14,11 +14,12 @@ from ignite.engine import Engine
 from torch.func import grad_and_value
 
 import pong_emulator
+from lib.devices import cores
 from lib.envs.gpu_vector_env import GpuStackedVectorEnv, plays_games
 from lib.envs.vector_env import StackedVectorEnv
 from lib.learning.agents import Exploration, GpuExploration, drawn
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
-from lib.learning.dqn_model import NormalizedDQN
+from lib.learning.dqn_model import DuelingDQN
 from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
 from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
@@ -36,10 +37,14 @@ from lib.transfer import upload
 def train(hp: Options, run: Run) -> None:
     on_gpu = plays_games(run.device)  # then the games run there, too
     device = run.device if on_gpu else "cpu"
-    games = pong_emulator.PongVectorEnv(hp.envs, device=device, stack=1, reward_clipping=False)
+    # If all cores learn, this thread plays: another one would wait for a core.
+    threads = 1 if torch.get_num_threads() >= cores() else 0
+    games = pong_emulator.PongVectorEnv(
+        hp.envs, device=device, threads=threads, stack=1, reward_clipping=False
+    )
     envs = (GpuStackedVectorEnv if on_gpu else StackedVectorEnv)(games, hp.preprocessing, hp.seed)
 
-    network = NormalizedDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)
+    network = DuelingDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)
     net = AveragedWeights(
         network, hp.dtype, hp.learning_rate, hp.adam_epsilon, float32_layers=("fc.3",)
     )

@@ -14,7 +14,7 @@ from test_handlers import curve, play
 import pong_emulator
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import PONG_ROWS
-from lib.learning.dqn_model import DQN, NormalizedDQN
+from lib.learning.dqn_model import DQN, DuelingDQN
 from lib.training import evaluation, handlers
 from lib.training.checkpoints import SETTINGS, CheckpointError, describe_settings
 from lib.training.evaluation import Trial, load_agent, make_env, make_games, play_games, try_agent
@@ -39,7 +39,7 @@ def test_who_never_moves_loses_every_game(run, monkeypatch, capsys) -> None:
     seen = []
 
     def stays(states: torch.Tensor) -> torch.Tensor:
-        assert states.shape[1:] == (2, 32, 42)
+        assert states.shape[1:] == (2, 30, 42)
         seen.append(len(states))
         return torch.ones(1, requires_grad=True) * torch.tensor([[1.0, 0.0, 0.0]] * len(states))
 
@@ -89,7 +89,7 @@ def test_games_played_at_once_are_those_played_one_after_the_other(
 
 
 NATURE = DQN((2, 84, 84), 6, channels=(4, 8, 8), hidden=16)
-SMALL = NormalizedDQN((2, 32, 42), 3)
+SMALL = DuelingDQN((2, 30, 42), 3)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from ignite.engine import Engine
+from torch import nn
 
 from lib.envs.experience import Episode
 from lib.envs.vector_env import VectorExperienceSource, VectorStep
 from lib.learning.agents import EpsilonGreedyAgent, Exploration, drawn
-from lib.learning.dqn_model import DQN, NormalizedDQN, adam
+from lib.learning.dqn_model import DQN, BlockConv2d, DuelingDQN, adam
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
@@ -30,12 +31,26 @@ def test_model_is_natures():
 
 def test_a_speedruns_network_sees_differences_not_brightness():
     torch.manual_seed(0)
-    net = NormalizedDQN((2, 32, 42), 3)
+    net = DuelingDQN((2, 32, 42), 3)
     frames = torch.randint(0, 200, (5, 2, 32, 42), dtype=torch.uint8)
     values = net(frames)
     torch.testing.assert_close(net(frames + 50), values)
     frames[:, :, 10:12, 20:22] += 50
     assert not torch.allclose(net(frames), values, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [(14, 20), (15, 21)])
+def test_a_convolution_over_blocks_is_the_same(size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    found, expected = BlockConv2d(3, 5, kernel_size=4, stride=2), nn.Conv2d(3, 5, 4, stride=2)
+    expected.load_state_dict(found.state_dict())
+    both = []
+    for convolution in (found, expected):
+        frames = torch.arange(6.0 * size[0] * size[1]).sin().view(2, 3, *size).requires_grad_()
+        values = convolution(frames)
+        values.square().sum().backward()
+        both.append([values, frames.grad, convolution.weight.grad, convolution.bias.grad])
+    torch.testing.assert_close(*both)
 
 
 def test_near_ties_are_broken_at_random_and_clear_choices_stay():

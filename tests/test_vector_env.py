@@ -75,7 +75,7 @@ def test_whole_games_are_reported_and_begin_anew(played: Played) -> None:
 
 def test_outside_of_the_playing_field_nothing_moves_but_the_score(played: Played) -> None:
     seen = played[0][::10]
-    for wall in (slice(9, PONG_ROWS[0]), slice(PONG_ROWS[1] + 1, 84)):  # the score is above them
+    for wall in (slice(9, 13), slice(78, 84)):  # the score is above them
         # Nothing in front of it: a row has one colour, another in the first frame.
         assert (seen[..., wall, :] == seen[..., wall, :1]).all()
     whole, field = (
@@ -93,8 +93,8 @@ def test_outside_of_the_playing_field_nothing_moves_but_the_score(played: Played
 def test_half_the_resolution_is_means_of_2x2_pixels(played: Played) -> None:
     frames = played[0][-1]
     half = replace(PONG, rows=PONG_ROWS, half=True).seen(frames)
-    assert (half.shape, half.dtype) == ((N, STACK, 32, 42), np.uint8)
-    field = frames[:, :, slice(*PONG_ROWS)].astype(int).reshape(N, STACK, 32, 2, 42, 2)
+    assert (half.shape, half.dtype) == ((N, STACK, 30, 42), np.uint8)
+    field = frames[:, :, slice(*PONG_ROWS)].astype(int).reshape(N, STACK, 30, 2, 42, 2)
     darker = field.mean(axis=(3, 5)) - half
     assert darker.min() >= 0
     assert darker.max() <= 3

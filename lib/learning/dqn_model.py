@@ -4,6 +4,32 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import conv2d
+
+
+class BlockConv2d(nn.Conv2d):
+    """A convolution of stride 2 and an even kernel, computed as one of stride 1 over 2x2 blocks.
+
+    The sums are the same. But on a CPU their gradient by the input takes half as long: 0.17 instead
+    of 0.36 ms for 64 states on two cores. Without gradients nothing is gained.
+    """
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """As of ``Conv2d``."""
+        if not torch.is_grad_enabled():
+            return super().forward(pixels)
+        height, width = pixels.shape[2:]
+        # The kernel stops before an odd last row or column.
+        pixels = pixels[..., : height // 2 * 2, : width // 2 * 2]
+        return conv2d(blocks(pixels), blocks(self.weight), self.bias)
+
+
+def blocks(pixels: torch.Tensor) -> torch.Tensor:
+    """Blocks of 2x2 pixels as channels: (n, channels, h, w) to (n, 4 channels, h / 2, w / 2)."""
+    n, channels, height, width = pixels.shape
+    parts = pixels.view(n, channels, height // 2, 2, width // 2, 2).permute(0, 3, 5, 1, 2, 4)
+    parts = parts.reshape(n, 4 * channels, height // 2, width // 2)
+    return parts.contiguous(memory_format=torch.channels_last)
 
 
 class DQN(nn.Module):
@@ -80,7 +106,7 @@ class DQN(nn.Module):
         return frames.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
 
 
-class NormalizedDQN(DQN):
+class DuelingDQN(DQN):
     """A small dueling Q-network with a normalised hidden layer; it needs no target network.
 
     Source: Gallici et al., arXiv:2407.04811, for the normalisation (Ba et al., arXiv:1607.06450);
@@ -97,6 +123,8 @@ class NormalizedDQN(DQN):
         super().__init__(input_shape, 1 + n_actions, (16, 16, 16), hidden=256, first_kernel=4)
         self.arguments = {"input_shape": tuple(input_shape), "n_actions": int(n_actions)}
         self.temperature = self.arguments["temperature"] = temperature
+        second = BlockConv2d(16, 16, kernel_size=4, stride=2)
+        self.conv[2] = second.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.fc.insert(1, nn.LayerNorm(256))
         for name, parameter in (*self.conv.named_parameters(), *self.fc[0].named_parameters()):
             if name.endswith("weight"):
@@ -110,7 +138,9 @@ class NormalizedDQN(DQN):
         The values of Pong's actions often differ by less than bfloat16 can show. So the last layer
         may have more precision than the others.
         """
-        hidden = self.fc[:-1](self.conv(self.pixels(frames)))
+        planes = self.conv[:-1](self.pixels(frames))
+        # In the order in which they lie in memory: another one would take a tenth of an update.
+        hidden = self.fc[:-1](planes.permute(0, 2, 3, 1).flatten(1))
         heads = self.fc[-1](hidden.to(self.fc[-1].weight.dtype))
         value, advantages = heads[:, :1], heads[:, 1:]
         return value + advantages - advantages.mean(1, keepdim=True)
@@ -125,7 +155,7 @@ class NormalizedDQN(DQN):
         return pixels - pixels.mean((1, 2, 3), keepdim=True)
 
 
-NETWORKS: dict[str, type[DQN]] = {network.__name__: network for network in (DQN, NormalizedDQN)}
+NETWORKS: dict[str, type[DQN]] = {network.__name__: network for network in (DQN, DuelingDQN)}
 
 
 def adam(network: nn.Module, learning_rate: float) -> torch.optim.Adam:
