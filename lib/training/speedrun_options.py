@@ -18,7 +18,7 @@ class SpeedrunOptions(PrecisionOptions):
         False, "use all actions and the whole picture, not only Pong's part"
     )
     learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
-    learning_rate_final: float = option(3e-5, "learning rate of Adam at the end", 1e-12, 1)
+    learning_rate_final: float = option(6e-5, "learning rate of Adam at the end", 1e-12, 1)
     adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(64, "frames of the last rollout per update", 1)
