@@ -26,6 +26,8 @@ class BlockConv2d(nn.Conv2d):
 
 def blocks(pixels: torch.Tensor) -> torch.Tensor:
     """Blocks of 2x2 pixels as channels: (n, channels, h, w) to (n, 4 channels, h / 2, w / 2)."""
+    # pixel_unshuffle has another order: it puts a channel's four pixels next to each other. Then
+    # nothing is copied in whole vectors, and an update takes 1.6 times as long.
     n, channels, height, width = pixels.shape
     parts = pixels.view(n, channels, height // 2, 2, width // 2, 2).permute(0, 3, 5, 1, 2, 4)
     parts = parts.reshape(n, 4 * channels, height // 2, width // 2)

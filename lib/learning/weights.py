@@ -56,8 +56,8 @@ class MixedWeights:
         self.weights: Weights = {precision: torch.cat(part) for precision, part in parts.items()}
         dtypes = {"low": dtype, "float32": torch.float32}
         self.compute = {p: w.to(dtypes[p], copy=True) for p, w in self.weights.items()}
-        self.exp_avg = {name: torch.zeros_like(w) for name, w in self.weights.items()}
-        self.exp_avg_sq = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        self.exp_avg = {precision: torch.zeros_like(w) for precision, w in self.weights.items()}
+        self.exp_avg_sq = {precision: torch.zeros_like(w) for precision, w in self.weights.items()}
 
     def __call__(self, compute: Weights, states: torch.Tensor) -> torch.Tensor:
         """The values of the network with these flat weights."""
