@@ -40,8 +40,9 @@ def train(hp: Options, run: Run) -> None:
     # If all cores learn, this thread plays: another one would wait for a core.
     threads = 1 if torch.get_num_threads() >= cores() else 0
     games = pong_emulator.PongVectorEnv(
-        hp.envs, device=device, threads=threads, stack=1, reward_clipping=False
-    )
+        hp.envs, device=device, threads=threads, stack=1, reward_clipping=False,
+        rows=hp.preprocessing.rows,
+    )  # fmt: skip
     envs = (GpuStackedVectorEnv if on_gpu else StackedVectorEnv)(games, hp.preprocessing, hp.seed)
 
     network = DuelingDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)

@@ -72,6 +72,7 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
     noop_max: int = 30,
     reward_clipping: bool = True,
     max_num_frames_per_episode: int = 108_000,
+    rows: tuple[int, int] = (0, 84),
     render_mode: str | None = None,
 ) -> "BasePongVectorEnv":
     """Games of Pong, emulated in compiled Python, and preprocessed as DeepMind did.
@@ -98,6 +99,8 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
             nothing.
         reward_clipping: rewards as their sign.
         max_num_frames_per_episode: emulated frames after which a game is cut short.
+        rows: of an observation, those that are drawn, from one to before the other; the others
+            stay black.
         render_mode: rgb_array, then ``render`` returns pictures; or None.
 
     Raises:
@@ -111,7 +114,7 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
 
     settings = Settings(
         stack, frame_skip, max_pool, noop_max, reward_clipping, max_num_frames_per_episode,
-        render_mode,
+        rows, render_mode,
     )  # fmt: skip
     if str(device).startswith("cuda"):
         from .cuda import CudaPongVectorEnv  # torch and CUDA are wanted there alone

@@ -21,7 +21,7 @@ from numba import cuda
 from .compiling import compiled, kept
 from .errors import EmulatorError
 from .games import log_of, most_changes, reset_games, scratch, step
-from .preprocessing import COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS
+from .preprocessing import ALL_ROWS, COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS, lines_of
 from .state import BANK, EMULATED_FRAMES, FIELDS, LOG_SIZE, NOOPS_DRAWN
 from .television import GREYS, LOOK, draw
 from .tia import LINES, WIDTH
@@ -86,11 +86,12 @@ def begin_game(s, g, beginnings, noops):
 
 
 @kernel
-def see(s, max_pool, over, cut, before, after, most):
+def see(s, max_pool, first, last, over, cut, before, after, most):
     """Draw what is seen, a block for each game.
 
     Args:
         s, max_pool: as for ``play``.
+        first, last: the rows of an observation that are drawn, from one to before the other.
         over, cut: bool (games,), where one is set a new game begins.
         before: uint8 (games, stack, 84, 84), the last observations.
         after: gets the new ones.
@@ -102,10 +103,11 @@ def see(s, max_pool, over, cut, before, after, most):
     g, thread = cuda.blockIdx.x, cuda.threadIdx.x
     half = cuda.blockDim.x // 2
     picture, part = thread // half, thread % half
-    columns = (WIDTH + half - 1) // half
-    left, right = part * columns, min((part + 1) * columns, WIDTH)
+    width = (WIDTH + half - 1) // half
+    lines = lines_of((first, last))
+    columns = part * width, min((part + 1) * width, WIDTH)
     log = log_of(s[BANK, g], picture if max_pool else 1)
-    used = draw(s, g, log, GREYS, look, rows[picture], row_of[picture], left, right)
+    used = draw(s, g, log, GREYS, look, rows[picture], row_of[picture], lines, columns)
     if used > ROWS:
         cuda.atomic.max(most, 1, used)
     cuda.syncthreads()
@@ -114,7 +116,8 @@ def see(s, max_pool, over, cut, before, after, most):
         y, x = place // SIZE, place % SIZE
         for i in range(newest):
             after[g, i, y, x] = 0 if new else before[g, i + 1, y, x]
-        after[g, newest, y, x] = small_pixel(rows, row_of, y, x)
+        drawn = first <= y < last
+        after[g, newest, y, x] = small_pixel(rows, row_of, y, x) if drawn else 0
 
 
 @compiled
@@ -235,8 +238,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
 
     def _see(self, over: torch.Tensor, cut: torch.Tensor, before: torch.Tensor) -> None:
         self._launch(
-            see, self.num_envs, VIEWERS, self._state, self._settings.max_pool, over, cut, before,
-            self._observations, self._most,
+            see, self.num_envs, VIEWERS, self._state, self._settings.max_pool, *self._seen,
+            over, cut, before, self._observations, self._most,
         )  # fmt: skip
         self._pictures += 1
         if self._pictures == WATCH:
@@ -284,7 +287,9 @@ def beginnings(count: int, beginning: np.ndarray) -> np.ndarray:
     state = np.zeros((FIELDS, count), np.int32, order="F")
     noops = np.maximum(np.arange(count, dtype=np.int32), 1)[None]
     observations = np.empty((count, 1, SIZE, SIZE), np.uint8)
-    changes = reset_games(state, 0, count, beginning, noops, GREYS, scratch(), observations)
+    changes = reset_games(
+        state, 0, count, beginning, noops, GREYS, ALL_ROWS, scratch(), observations
+    )
     check_changes(changes)
     return np.ascontiguousarray(state.T)
 

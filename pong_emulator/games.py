@@ -4,7 +4,7 @@ import numpy as np
 
 from .compiling import compiled, entry_point
 from .pong import FIRE, NOOP, act
-from .preprocessing import shrink
+from .preprocessing import lines_of, shrink
 from .state import BANK, FIELDS, LOG, LOG_COUNT, LOG_FIELDS, LOGS, NOOPS_DRAWN, PLAYED_FRAMES
 from .television import LOOK, begin_log, black_log, draw
 from .tia import LINES, WIDTH
@@ -20,7 +20,7 @@ def scratch() -> Scratch:
 
 
 @entry_point
-def reset_games(s, begin, end, beginning, noops, shades, work, observations):
+def reset_games(s, begin, end, beginning, noops, shades, seen, work, observations):
     """Begin new games.
 
     Args:
@@ -30,6 +30,7 @@ def reset_games(s, begin, end, beginning, noops, shades, work, observations):
         noops: int32 (draws, games), emulated frames until the agent plays, FIRE included, by
             reset.
         shades: uint8 (256,), what colours are shown as.
+        seen: the rows of an observation that are drawn, from one to before the other.
         work: of ``scratch``.
         observations: uint8 (games, stack, 84, 84), gets what is seen.
 
@@ -41,18 +42,18 @@ def reset_games(s, begin, end, beginning, noops, shades, work, observations):
         reset(s, g, beginning, noops)
         most = max(most, most_changes(s, g))
         observations[g] = 0
-        observe(s, g, shades, work, True, observations[g, -1])
+        observe(s, g, shades, seen, work, True, observations[g, -1])
     return most
 
 
 @entry_point
 def step_games(
-    s, begin, end, shades, work, actions, settings, before, observations, rewards, over, cut
+    s, begin, end, shades, seen, work, actions, settings, before, observations, rewards, over, cut
 ):
     """An agent's step of games; those that end wait to be reset.
 
     Args:
-        s, begin, end, shades, work: as in ``reset_games``.
+        s, begin, end, shades, seen, work: as in ``reset_games``.
         actions: int64 (games,).
         settings: emulated frames that an action is held; whether to see the maximum of the last two
             of them, or the last one alone; those after which a game is cut short.
@@ -74,9 +75,9 @@ def step_games(
         newest = observations[g, -1]
         if not over[g] and not cut[g]:
             s[BANK, g] = 1 - s[BANK, g]
-            observe(s, g, shades, work, max_pool, newest)
+            observe(s, g, shades, seen, work, max_pool, newest)
         elif played == skip and max_pool:
-            observe_cut_step(s, g, shades, work, newest)
+            observe_cut_step(s, g, shades, seen, work, newest)
         else:
             copy(before[g, -1], newest)  # nothing new was seen
     return most
@@ -86,7 +87,7 @@ def step_games(
 def draw_game(s, g, shades, work, picture):
     """Draw a game's last picture, uint8 (210, 160)."""
     look, rows, row_of = work[:3]
-    draw(s, g, s[LOG, g], shades, look, rows, row_of, 0, WIDTH)
+    draw(s, g, s[LOG, g], shades, look, rows, row_of, (0, LINES), (0, WIDTH))
     for line in range(LINES):
         for x in range(WIDTH):
             picture[line, x] = rows[row_of[line], x]
@@ -154,29 +155,31 @@ def reset(s, g, beginning, noops):
 
 
 @compiled
-def observe(s, g, shades, work, max_pool, small):
-    """Draw what is seen, uint8 (84, 84)."""
+def observe(s, g, shades, seen, work, max_pool, small):
+    """Draw what is seen into an observation, uint8 (84, 84)."""
+    lines, columns = lines_of(seen), (0, WIDTH)
     look, rows_a, row_of_a, rows_b, row_of_b, sums = work[:6]
-    draw(s, g, log_of(s[BANK, g], 1), shades, look, rows_b, row_of_b, 0, WIDTH)
+    draw(s, g, log_of(s[BANK, g], 1), shades, look, rows_b, row_of_b, lines, columns)
     if max_pool:
-        draw(s, g, log_of(s[BANK, g], 0), shades, look, rows_a, row_of_a, 0, WIDTH)
-        shrink(rows_a, row_of_a, rows_b, row_of_b, sums, small)
+        draw(s, g, log_of(s[BANK, g], 0), shades, look, rows_a, row_of_a, lines, columns)
+        shrink(rows_a, row_of_a, rows_b, row_of_b, seen, sums, small)
     else:
-        shrink(rows_b, row_of_b, rows_b, row_of_b, sums, small)
+        shrink(rows_b, row_of_b, rows_b, row_of_b, seen, sums, small)
 
 
 @compiled
-def observe_cut_step(s, g, shades, work, small):
+def observe_cut_step(s, g, shades, seen, work, small):
     """Draw what is seen in a game's last step: the picture with which a game ends is not.
 
     What it should have taken the place of is still there: the maximum of the two pictures before.
     """
+    lines, columns = lines_of(seen), (0, WIDTH)
     look, rows_a, row_of_a, rows_b, row_of_b, sums, rows_c, row_of_c = work
-    draw(s, g, log_of(s[BANK, g], 0), shades, look, rows_a, row_of_a, 0, WIDTH)
-    draw(s, g, log_of(s[BANK, g], 1), shades, look, rows_b, row_of_b, 0, WIDTH)
-    for line in range(LINES):
+    draw(s, g, log_of(s[BANK, g], 0), shades, look, rows_a, row_of_a, lines, columns)
+    draw(s, g, log_of(s[BANK, g], 1), shades, look, rows_b, row_of_b, lines, columns)
+    for line in range(lines[0], lines[1]):
         row_of_c[line] = line
         for x in range(WIDTH):
             rows_c[line, x] = max(rows_a[row_of_a[line], x], rows_b[row_of_b[line], x])
-    draw(s, g, log_of(1 - s[BANK, g], 0), shades, look, rows_a, row_of_a, 0, WIDTH)
-    shrink(rows_a, row_of_a, rows_c, row_of_c, sums, small)
+    draw(s, g, log_of(1 - s[BANK, g], 0), shades, look, rows_a, row_of_a, lines, columns)
+    shrink(rows_a, row_of_a, rows_c, row_of_c, seen, sums, small)

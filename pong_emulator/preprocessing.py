@@ -16,6 +16,7 @@ from .tia import WIDTH
 
 SIZE = 84
 COLUMN_UNITS, LINE_UNITS = 40, 5  # what a pixel covers; there are 21 to a column, 2 to a line
+ALL_ROWS = (0, SIZE)
 WEIGHTS = COLUMN_UNITS * LINE_UNITS
 # A small pixel's first column, and the weights of that and the next two.
 FIRST_COLUMN = np.arange(SIZE) * COLUMN_UNITS // 21
@@ -26,21 +27,30 @@ QUOTIENTS = np.rint(np.arange(255 * WEIGHTS + 1) / WEIGHTS).astype(np.uint8)
 
 
 @compiled
-def shrink(rows_a, row_of_a, rows_b, row_of_b, sums, small):
+def lines_of(seen):
+    """The lines that rows of the small picture cover; both from one to before the other."""
+    first, last = seen
+    return first * LINE_UNITS >> 1, ((last - 1) * LINE_UNITS >> 1) + 3
+
+
+@compiled
+def shrink(rows_a, row_of_a, rows_b, row_of_b, seen, sums, small):
     """Write the maximum of two pictures into ``small``.
 
     Args:
         rows_a, row_of_a: a picture, of ``television.draw``.
         rows_b, row_of_b: the other one.
+        seen: the rows of ``small`` to write, from one to before the other.
         sums: int32 (WIDTH + 2,), to work in; the last two stay 0.
         small: uint8 (84, 84), gets the small picture.
     """
-    for y in range(SIZE):
+    first, last = seen
+    for y in range(first, last):
         top = y * LINE_UNITS >> 1  # the first of three lines
         a0, a1, a2 = row_of_a[top], row_of_a[top + 1], row_of_a[top + 2]
         b0, b1, b2 = row_of_b[top], row_of_b[top + 1], row_of_b[top + 2]
         above = max(y - 1, 0) * LINE_UNITS >> 1
-        if y > 0 and row_of_a[above] == a2 and row_of_b[above] == b2:  # six lines of the same rows
+        if y > first and row_of_a[above] == a2 and row_of_b[above] == b2:  # six lines are alike
             for x in range(SIZE):
                 small[y, x] = small[y - 1, x]
             continue

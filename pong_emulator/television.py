@@ -78,8 +78,8 @@ def black_log(s, g, log):
 
 
 @compiled
-def draw(s, g, log, shades, look, rows, row_of, left, right):
-    """Draw the picture of a log, or some columns of it, so that others may draw the rest.
+def draw(s, g, log, shades, look, rows, row_of, lines, columns):
+    """Draw the picture of a log, or some lines and columns of it.
 
     Args:
         s, g, log: which.
@@ -87,7 +87,7 @@ def draw(s, g, log, shades, look, rows, row_of, left, right):
         look: int32 (LOOK,), to work in.
         rows: uint8 (rows, WIDTH), gets the different rows.
         row_of: int32 (LINES,), gets the row of each line.
-        left, right: the columns, from one to before the other.
+        lines, columns: those to draw, from one to before the other.
 
     Returns:
         How many different rows there are; too many go into the last one.
@@ -95,10 +95,12 @@ def draw(s, g, log, shades, look, rows, row_of, left, right):
     for field in range(LOOK):
         look[field] = s[log + field, g]
     count = min(s[log + LOG_COUNT, g], LOG_SIZE)
-    done, row, comb = 0, 0, -1
+    left, right = columns
+    done, last = lines[0] * WIDTH, lines[1] * WIDTH
+    row, comb = 0, -1
     for number in range(count + 1):
         change = s[log + LOG_CHANGES + number, g] if number < count else 0
-        to = pixel_of(change >> 13) if number < count else LINES * WIDTH
+        to = min(pixel_of(change >> 13), last) if number < count else last
         while done < to:
             x = done % WIDTH
             line = done // WIDTH

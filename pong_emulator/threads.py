@@ -133,7 +133,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
                 f"not {actions.dtype} of shape {actions.shape}: {reprlib.repr(actions.tolist())}"
             )
         actions = np.array(actions, np.int64)  # the caller may change its own before they are read
-        before, self._observations = self._observations, np.empty_like(self._observations)
+        before, self._observations = self._observations, np.zeros_like(self._observations)
         ends = np.empty((2, self.num_envs), np.bool_)
         self._results = np.empty(self.num_envs, np.int32), *ends
         task = actions, before, self._observations
@@ -152,8 +152,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         """What a thread does: a step of its games, and new ones for those that ended."""
         rewards, over, cut = self._results
         changes = step_games(
-            self._state, begin, end, GREYS, work, actions, self._stepping, before, after,
-            rewards, over, cut,
+            self._state, begin, end, GREYS, self._seen, work, actions, self._stepping, before,
+            after, rewards, over, cut,
         )  # fmt: skip
         check_changes(changes)
         ended = [int(g) for g in begin + np.flatnonzero(over[begin:end] | cut[begin:end])]
@@ -165,7 +165,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     def _reset(self, begin: int, end: int, work: Scratch, observations: np.ndarray) -> None:
         if self._state[NOOPS_DRAWN, begin:end].max() == len(self._noops):
             self._draw_noops(2 * len(self._noops))
-        args = self._beginning, self._noops, GREYS, work, observations
+        args = self._beginning, self._noops, GREYS, self._seen, work, observations
         check_changes(reset_games(self._state, begin, end, *args))
 
     def _wait(self) -> dict[int, np.ndarray]:

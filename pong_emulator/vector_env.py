@@ -40,12 +40,17 @@ class Settings:
     noop_max: int
     reward_clipping: bool
     max_num_frames_per_episode: int
+    rows: tuple[int, int]
     render_mode: str | None
 
     def __post_init__(self) -> None:
         check_at_least(0, noop_max=self.noop_max)
         check_at_least(1, stack=self.stack, frame_skip=self.frame_skip)
         check_at_least(1, max_num_frames_per_episode=self.max_num_frames_per_episode)
+        first, last = self.rows
+        if first not in range(SIZE) or last not in range(first + 1, SIZE + 1):
+            told = f"two whole numbers from 0 to {SIZE}, the first one smaller"
+            raise ValueError(f"rows is {self.rows}, and must be {told}")
         if self.render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode is {self.render_mode!r}, and must be rgb_array or None")
 
@@ -89,6 +94,7 @@ class BasePongVectorEnv(VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._shape = (num_envs, settings.stack, SIZE, SIZE)  # of observations
         self._settings = settings
+        self._seen = int(settings.rows[0]), int(settings.rows[1])
         # Of a step, as the compiled functions take it.
         limit = settings.max_num_frames_per_episode
         self._stepping = int(settings.frame_skip), bool(settings.max_pool), int(limit)

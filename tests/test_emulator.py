@@ -120,6 +120,22 @@ def test_threads_and_halves_of_a_step_make_no_difference() -> None:
     assert len(np.unique(one.ram, axis=0)) == 4, "games differ from each other"
 
 
+@pytest.mark.parametrize("max_pool", [True, False])
+def test_rows_that_are_not_drawn_stay_black(max_pool: bool) -> None:
+    """Where games begin, go on, end, and are cut short in the midst of a step, too."""
+    settings = {"max_pool": max_pool, "max_num_frames_per_episode": 50}
+    whole, part = envs(**settings), envs(rows=(13, 73), **settings)
+    pairs = [(whole.reset()[0], part.reset()[0])]
+    for actions in RANDOM[:40]:
+        (expected, *_, info), (seen, *_, info_there) = whole.step(actions), part.step(actions)
+        pairs += [(expected, seen)]
+        pairs += [(info[key], info_there[key]) for key in info.keys() & {"final_obs"}]
+    assert len(pairs) > 41
+    for expected, seen in pairs:
+        assert np.array_equal(expected[..., 13:73, :], seen[..., 13:73, :])
+        assert not np.delete(seen, np.s_[13:73], axis=2).any()
+
+
 @pytest.mark.parametrize("how", ["step", "send"])
 def test_threads_play_at_once(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits in the midst of its step until all of them are there."""
@@ -237,6 +253,7 @@ def test_what_is_no_action_is_refused_in_one_line(actions: object) -> None:
         *(("num_envs", 2.0), ("frame_skip", 4.0), ("frame_skip", True)),
         *(("seed", seed) for seed in ([1, 2], 1.7, True, 2**63, [0, 1, 2, -1])),
         *(("render_mode", "human"), ("device", "mps")),
+        *(("rows", rows) for rows in ((5, 5), (0, 85), (-1, 3), (0.5, 3))),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(name: str, value: object) -> None:

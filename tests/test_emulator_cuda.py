@@ -74,9 +74,10 @@ def play(actions, settings):
     [
         ({"seed": 3, "stack": 2, "noop_max": 4, "max_num_frames_per_episode": 11}, 5, 2),
         ({"seed": 4, "stack": 1, "noop_max": 0, "max_pool": False, "frame_skip": 2}, 5, 2),
+        ({"seed": 3, "stack": 1, "rows": (20, 61)}, 2, 1),
         ({"seed": 5, "stack": 1, "frame_skip": 1, "max_num_frames_per_episode": 1}, 12, 1),
     ],
-    ids=["cut short", "every picture alone", "many resets"],
+    ids=["cut short", "every picture alone", "some rows", "many resets"],
 )
 def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
     settings = {"noop_max": 3} | settings
@@ -117,7 +118,7 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
     for kernel, arguments in {
         begin: (tables, tables, tables),
         play: (tables, tables, tables, int64[::1], *settings, *ends),
-        see: (tables, boolean, flags, flags, pictures, pictures, counts),
+        see: (tables, boolean, int64, int64, flags, flags, pictures, pictures, counts),
     }.items():
         ptx, _ = cuda.compile_ptx(kernel.py_func, void(*arguments), cc=SM_90)
         assert ".target sm_90" in ptx
