@@ -35,16 +35,18 @@ def lines_of(seen):
 
 @compiled
 def shrink(rows_a, row_of_a, rows_b, row_of_b, seen, sums, small):
-    """Write the maximum of two pictures into ``small``.
+    """Write the maximum of two pictures into ``small``, or some rows of it; the others are black.
 
     Args:
         rows_a, row_of_a: a picture, of ``television.draw``.
         rows_b, row_of_b: the other one.
-        seen: the rows of ``small`` to write, from one to before the other.
+        seen: the rows that are not black, from one to before the other.
         sums: int32 (WIDTH + 2,), to work in; the last two stay 0.
         small: uint8 (84, 84), gets the small picture.
     """
     first, last = seen
+    small[:first] = 0
+    small[last:] = 0
     for y in range(first, last):
         top = y * LINE_UNITS >> 1  # the first of three lines
         a0, a1, a2 = row_of_a[top], row_of_a[top + 1], row_of_a[top + 2]

@@ -133,7 +133,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
                 f"not {actions.dtype} of shape {actions.shape}: {reprlib.repr(actions.tolist())}"
             )
         actions = np.array(actions, np.int64)  # the caller may change its own before they are read
-        before, self._observations = self._observations, np.zeros_like(self._observations)
+        before, self._observations = self._observations, np.empty_like(self._observations)
         ends = np.empty((2, self.num_envs), np.bool_)
         self._results = np.empty(self.num_envs, np.int32), *ends
         task = actions, before, self._observations
