@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Event
 from time import perf_counter
 from typing import Any
 
@@ -82,13 +83,22 @@ def name_parts() -> None:
 
 
 def show_threads_of_ale() -> None:
-    """Let a thread of ours receive in the rung's place: ALE's own threads do not tell the trace."""
-    send, recv = ale_py.AtariVectorEnv.send, named("environment", ale_py.AtariVectorEnv.recv)
+    """Let a thread of ours receive in the rung's place: ALE's own threads do not tell the trace.
+
+    It waits before the games begin, which leave it no core.
+    """
+    send, recv, waits = ale_py.AtariVectorEnv.send, ale_py.AtariVectorEnv.recv, Event()
     waiter = ThreadPoolExecutor(1)
 
+    def receive(self: Any) -> Any:
+        waits.set()
+        return recv(self)
+
     def send_and_wait(self: Any, actions: Any) -> None:
+        waits.clear()
+        self.outcome = waiter.submit(named("environment", receive), self)
+        waits.wait()
         send(self, actions)
-        self.outcome = waiter.submit(recv, self)
 
     ale_py.AtariVectorEnv.send = send_and_wait
     ale_py.AtariVectorEnv.recv = lambda self: self.outcome.result()
