@@ -1,7 +1,7 @@
 """README's picture, ladder.png: the smoothed reward of every rung over frames.
 
-    cd results; A=epyc-zen5-2core
-    PYTHONPATH=.. python ladder.py xeon-amx-2core/solved/runs $A/solved/runs $A/held-out/runs/0[78]
+    cd results; A=xeon-amx-2core/solved/runs; B=epyc-zen5-2core/solved/runs
+    PYTHONPATH=.. python ladder.py $A $B epyc-zen4-2core/held-out/runs
 
 Of several runs of a rung, the one in the middle is drawn: by its frames to 17.
 """

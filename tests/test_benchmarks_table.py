@@ -14,7 +14,7 @@ from benchmarks.records import read_record, read_records
 from benchmarks.table import fps_to_01
 from lib.training.hparams import write_settings
 
-KEPT = Path(__file__).parent.parent / "results/epyc-zen5-2core/ladder-amp"
+KEPT = Path(__file__).parent.parent / "results/epyc-zen5-2core/solved"
 MACHINE = {"device": "cpu", "gpu": "none", "cpu": "Abacus 3000", "cores": 2, "torch": "2.13.0"}
 SETTINGS = {"cuda": False, "stop_reward": 17.0, "max_frames": 0, "run_dir": "runs", "amp": False}
 TRAINED = {"train/time_passed": [120.0], "train/frames": [12_000.0], "train/avg_fps": [44.0]}
@@ -177,7 +177,7 @@ def test_a_resumed_run_has_its_last_settings_and_gives_way_to_a_finished_one(tmp
 
 
 def test_kept_runs_whose_settings_are_among_the_curves_make_the_kept_table(tmp_path) -> None:
-    assert main(["table", str(KEPT / "runs"), "--out", str(tmp_path)]) == 0
+    assert main(["table", str(KEPT / "runs"), "--every", "100000", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "table.csv").read_text() == (KEPT / "table.csv").read_text()
 
 
