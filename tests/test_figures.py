@@ -1,4 +1,4 @@
-"""The figures of README.md and results/README.md, against the events of the kept runs."""
+"""The figures of README.md and results/README.md, against the events or tables of the kept runs."""
 
 import csv
 import re
