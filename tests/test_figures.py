@@ -3,6 +3,7 @@
 import csv
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -12,11 +13,19 @@ import pytest
 from benchmarks.records import Record, read_records
 from benchmarks.report import spread
 from benchmarks.table import BASELINE, BOOK
+from lib.training.evaluation import describe
 
 ROOT = Path(__file__).parents[1]
 ZEN4, ZEN5 = ROOT / "results/epyc-zen4-2core", ROOT / "results/epyc-zen5-2core"
 XEON = ROOT / "results/xeon-amx-2core"
 FPS, SOLVED = ZEN4 / "ladder-amp/runs.csv", "solved/runs"
+CHANGES = {  # FPS and minutes, as the second edition prints them
+    "00_slow_grads": ("-1.5 %", "+10 %"),
+    "02_n_envs": ("+43 %", "-58 %"),
+    "03_parallel": ("+152 %", "-43 %"),
+    "04_new_wrappers_n_env": ("+108 %", "-62 %"),
+    "04_new_wrappers_parallel": ("+157 %", "-70 %"),
+}
 RECORDS = {
     "08": (ZEN4 / "held-out/runs", "08_recompiled_pong"),
     "07": (ZEN4 / "held-out/runs", "07_speedrun"),
@@ -45,11 +54,11 @@ def table(page: str, heading: str) -> dict[str, list[str]]:
     return {name: others for name, *others in cells}
 
 
-def fps(script: str, column: str = "fps") -> float:
+def fps(script: str, column: str = "fps", file: Path = FPS, seeds: int = 5) -> float:
     """In bfloat16, alone; or another column: ``fps_to_01``, by those of 01 of the same hour."""
-    with FPS.open(newline="") as lines:
+    with file.open(newline="") as lines:
         found = [float(line[column]) for line in csv.DictReader(lines) if line["script"] == script]
-    assert len(found) == 5
+    assert len(found) == seeds
     return median(found)
 
 
@@ -68,12 +77,10 @@ def told(value: float, change: float) -> str:
 @pytest.mark.parametrize("script", BOOK)
 def test_the_rungs_of_the_chapter(script: str) -> None:
     cells = table("README.md", "The chapter's rungs")[f"{script}.py"]
-    (book_fps, _), (book_minutes, _) = BOOK[script]
-    (base_fps, _), (base_minutes, _) = BOOK[BASELINE]
+    pairs = zip(BOOK[script], CHANGES.get(script, ("", "")), strict=True)
     here = told(minutes(script), minutes(script) / minutes(BASELINE)) if script[1] != "0" else ""
     assert cells[1:] == [
-        told(book_fps, book_fps / base_fps),
-        told(book_minutes, book_minutes / base_minutes),
+        *(f"{second}" + f" ({change})" * bool(change) for (second, _), change in pairs),
         told(fps(script), fps(script, "fps_to_01")),
         here,  # 00 learns what 01 learns, bit for bit
     ]
@@ -92,18 +99,6 @@ def test_the_frames_to_17() -> None:
     for script, records in runs(XEON / SOLVED, ZEN5 / SOLVED).items():
         (name,) = [c for c in cells if c.split(", two")[0] == names.get(script, script[:2])]
         assert cells[name][0] == f"{median(record.to_bar[0] for record in records):,.0f}"
-
-
-def test_the_fps_in_one_precision() -> None:
-    text = (ROOT / "results/README.md").read_text(encoding="utf-8")
-    words = " ".join(text.split("**With `--amp`**")[1].split("\n\n")[0].split())
-    scripts = [*list(BOOK)[1:], "05_vector_env", "06_compiled_update", "09_many_machines"]
-    figures = [f"{fps(script):.0f}" for script in scripts]
-    one, two, three, four, four_parallel, five, six, nine = figures
-    assert words.startswith(
-        f"01 makes {one} FPS, 02 {two}, 03 {three}, 04 {four} and {four_parallel}, 05 {five}, "
-        f"06 {six}, and 09 with one player {nine}"
-    )
 
 
 def test_the_third_edition() -> None:
@@ -153,3 +148,77 @@ def test_the_headline() -> None:
     ratio = median(one.minutes for one in now) / median(one.minutes for one in before)
     assert f"{ratio:.2f} of the minutes" in words
     assert f"its settings took {until('08 at 09cda7a')[1].split()[0]}" in words
+
+
+def test_the_lines_of_the_terminal() -> None:
+    """They are those of a run in the middle, of ten."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    sample = re.search(r"\n\n    (avg_reward 17 .*?)\n\n", readme, re.DOTALL)[1].split("\n    ")
+    records = sorted(runs(RECORDS["08"][0])["08_recompiled_pong"], key=lambda one: one.minutes)
+    (record,) = (one for one in records[4:6] if f"{one.frames:,}" in sample[0])
+    assert sample[0].endswith(f" and {60 * record.to_bar[1]:,.0f} seconds")
+    assert sample[3] == describe(record.evaluation)
+    solved = f"{record.frames:,} frames and {60 * record.minutes:,.0f} seconds"
+    assert sample[4] == f"solved after {solved}, {record.fps:,.1f} FPS"
+    output = (ZEN4 / "held-out/output.txt").read_text(encoding="utf-8").splitlines()
+    assert {f"08-{record.seed}: {line}" for line in sample} <= set(output)
+
+
+def test_the_findings_of_the_record() -> None:
+    findings = list(table("results/README.md", "Findings"))
+    new, old, seven, new_zen5, seven_zen5 = (
+        runs(RECORDS[name][0])[RECORDS[name][1]]
+        for name in ("08", "08 at 20c42e4", "07", "08 at 09cda7a", "07 at 09cda7a")
+    )
+
+    def ratio(one: list[Record], other: list[Record], value: Callable[[Record], float]) -> str:
+        return f"{median(map(value, one)) / median(map(value, other)):.2f}"
+
+    def speed(one: Record) -> float:
+        return one.fps or 0.0
+
+    minutes, frames = (
+        ratio(new, old, value) for value in (lambda one: one.minutes, lambda one: one.to_bar[0])
+    )
+    told = f"{minutes} of those of 20c42e4 in turns: {ratio(new, old, speed)} times the FPS, and "
+    assert f"{told}{frames} times the frames to 17" in findings[2]
+    xeon = XEON / "speedrun-fps/runs.csv"
+    larger = [fps(script, file=xeon, seeds=3) for script in (RECORDS["08"][1], RECORDS["07"][1])]
+    (line,) = (line for line in findings if line.startswith("The emulator is worth"))
+    emulator = [ratio(new, seven, speed), ratio(new_zen5, seven_zen5, speed)]
+    assert re.findall(r"\d\.\d\d", line) == [*emulator, f"{larger[0] / larger[1]:.2f}"]
+
+
+def test_what_contradicts_the_chapter_is_in_the_linked_tables() -> None:
+    text = (ROOT / "results/README.md").read_text(encoding="utf-8").split("## Where it contr")[1]
+    claims = re.findall(r"^\| (.+?) \| .+? \| (.+?) \| \[.+\]\((.+)\) \|$", text, re.MULTILINE)
+    assert len(claims) == 8
+    two, three, four, parallel = (
+        fps(script, file=ZEN5 / "ladder-fps/runs.csv", seeds=3) for script in list(BOOK)[2:]
+    )
+    for claim, here, link in claims:
+        found = (ROOT / "results" / link).read_text(encoding="utf-8")
+        found += "".join(
+            f"| {100 * (new / old - 1):+.0f} % |"
+            for name, new, old in (
+                ("(04 against 02)", four, two),
+                ("(04 against 03)", parallel, three),
+            )
+            if name in claim
+        )
+        changes = re.findall(r"[+-]\d+ %", here)
+        assert changes
+        assert [change for change in changes if f"| {change} |" not in found] == [], claim
+
+
+def test_single_techniques_and_emulators_are_in_their_tables() -> None:
+    text = " ".join((ROOT / "results/README.md").read_text(encoding="utf-8").split())
+    techniques = (ZEN5 / "techniques/techniques.md").read_text(encoding="utf-8")
+    gains = re.findall(r"([\d.]+) times(?: one environment)? \(([\d.]+ to [\d.]+)\)", text)
+    assert len(gains) == 3
+    assert [gain for gain in gains if "| {} | {} |".format(*gain) not in techniques] == []
+    console = (XEON / "console/console.md").read_text(encoding="utf-8")
+    words = text.split("## The emulator")[1].split("([table]")[0]
+    steps = re.findall(r"\d+,\d{3}", words.replace("1,024 games", "").replace("1,024, both", ""))
+    assert len(steps) == 6
+    assert [number for number in steps if f" {number} (" not in console] == []
