@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
@@ -109,17 +110,26 @@ def test_the_third_edition() -> None:
         assert cells[name] == [f"{third_fps}", f"{third_minutes}"]
 
 
+def of(name: str) -> list[Record]:
+    """The runs of a record."""
+    folder, script = RECORDS[name]
+    return runs(folder)[script]
+
+
+def ratio(name: str, other: str, value: Callable[[Record], float]) -> str:
+    """A record's median by another's."""
+    return f"{median(map(value, of(name))) / median(map(value, of(other))):.2f}"
+
+
 def until(name: str) -> tuple[str, str]:
     """Minutes to 17 and minutes until the agent has won, of a record: median and range."""
-    folder, script = RECORDS[name]
-    records = runs(folder)[script]
+    records = of(name)
     return spread([one.to_bar[1] for one in records]), spread([one.minutes for one in records])
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_the_record(name: str) -> None:
-    folder, script = RECORDS[name]
-    records = runs(folder)[script]
+    records = of(name)
     solved = f"{sum(record.solved for record in records)} of {len(records)}"
     frames = spread([record.to_bar[0] for record in records], 0)
     cells = table("results/README.md", "The record")[name]
@@ -129,7 +139,7 @@ def test_the_record(name: str) -> None:
 
 @pytest.mark.parametrize("script", ["07_speedrun", "08_recompiled_pong"])
 def test_the_speedruns_beside_the_rungs_beyond_the_book(script: str) -> None:
-    records = runs(RECORDS[script[:2]][0])[script]
+    records = of(script[:2])
     assert [record.solved for record in records] == [True] * 10
     middle_fps = median(record.fps for record in records)
     middle = f"{median(record.to_bar[0] for record in records):,.0f}"
@@ -143,10 +153,9 @@ def test_the_headline() -> None:
     until_17, until_won = until("08")
     assert f"after {until_won.replace(' (', ' minutes (')}" in words
     assert f"at 17 after {until_17}" in words
-    now, before = (runs(RECORDS[name][0])["08_recompiled_pong"] for name in ("08", "08 at 20c42e4"))
-    assert [record.solved for record in now + before] == [True] * 20
-    ratio = median(one.minutes for one in now) / median(one.minutes for one in before)
-    assert f"{ratio:.2f} of the minutes" in words
+    assert [record.solved for record in of("08") + of("08 at 20c42e4")] == [True] * 20
+    minutes = ratio("08", "08 at 20c42e4", attrgetter("minutes"))
+    assert f"{minutes} of the minutes" in words
     assert f"its settings took {until('08 at 09cda7a')[1].split()[0]}" in words
 
 
@@ -154,7 +163,7 @@ def test_the_lines_of_the_terminal() -> None:
     """They are those of a run in the middle, of ten."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     sample = re.search(r"\n\n    (avg_reward 17 .*?)\n\n", readme, re.DOTALL)[1].split("\n    ")
-    records = sorted(runs(RECORDS["08"][0])["08_recompiled_pong"], key=lambda one: one.minutes)
+    records = sorted(of("08"), key=attrgetter("minutes"))
     (record,) = (one for one in records[4:6] if f"{one.frames:,}" in sample[0])
     assert sample[0].endswith(f" and {60 * record.to_bar[1]:,.0f} seconds")
     assert sample[3] == describe(record.evaluation)
@@ -166,26 +175,16 @@ def test_the_lines_of_the_terminal() -> None:
 
 def test_the_findings_of_the_record() -> None:
     findings = list(table("results/README.md", "Findings"))
-    new, old, seven, new_zen5, seven_zen5 = (
-        runs(RECORDS[name][0])[RECORDS[name][1]]
-        for name in ("08", "08 at 20c42e4", "07", "08 at 09cda7a", "07 at 09cda7a")
-    )
-
-    def ratio(one: list[Record], other: list[Record], value: Callable[[Record], float]) -> str:
-        return f"{median(map(value, one)) / median(map(value, other)):.2f}"
-
-    def speed(one: Record) -> float:
-        return one.fps or 0.0
-
-    minutes, frames = (
-        ratio(new, old, value) for value in (lambda one: one.minutes, lambda one: one.to_bar[0])
-    )
-    told = f"{minutes} of those of 20c42e4 in turns: {ratio(new, old, speed)} times the FPS, and "
-    assert f"{told}{frames} times the frames to 17" in findings[2]
+    speed = attrgetter("fps")
+    values = attrgetter("minutes"), speed, lambda one: one.to_bar[0]
+    minutes, faster, frames = (ratio("08", "08 at 20c42e4", value) for value in values)
+    told = f"{minutes} of those of 20c42e4 in turns: {faster} times the FPS, and {frames} times the"
+    assert f"{told} frames to 17" in findings[2]
     xeon = XEON / "speedrun-fps/runs.csv"
     larger = [fps(script, file=xeon, seeds=3) for script in (RECORDS["08"][1], RECORDS["07"][1])]
     (line,) = (line for line in findings if line.startswith("The emulator is worth"))
-    emulator = [ratio(new, seven, speed), ratio(new_zen5, seven_zen5, speed)]
+    pairs = ("08", "07"), ("08 at 09cda7a", "07 at 09cda7a")
+    emulator = [ratio(*pair, speed) for pair in pairs]
     assert re.findall(r"\d\.\d\d", line) == [*emulator, f"{larger[0] / larger[1]:.2f}"]
 
 
