@@ -20,6 +20,10 @@ ROOT = Path(__file__).parents[1]
 ZEN4, ZEN5 = ROOT / "results/epyc-zen4-2core", ROOT / "results/epyc-zen5-2core"
 XEON = ROOT / "results/xeon-amx-2core"
 FPS, SOLVED = ZEN4 / "ladder-amp/runs.csv", "solved/runs"
+NAMES = {
+    "04_new_wrappers_n_env": "04, environments",
+    "04_new_wrappers_parallel": "04, parallel",
+}
 CHANGES = {  # FPS and minutes, as the second edition prints them
     "00_slow_grads": ("-1.5 %", "+10 %"),
     "02_n_envs": ("+43 %", "-58 %"),
@@ -93,21 +97,36 @@ def test_the_rungs_beyond_the_book(script: str) -> None:
     assert cells[1:] == [f"{fps(script):.0f}", f"{frames(script):,.0f}", ""]
 
 
-def test_the_frames_to_17() -> None:
+def at_17(script: str) -> list[str]:
+    """The cells of a rung, which begins its games as the chapter does: frames, samples, games."""
     cells = table("results/README.md", "The book's rungs at 17")
-    environments, parallel = "04, environments", "04, parallel"
-    names = {"04_new_wrappers_n_env": environments, "04_new_wrappers_parallel": parallel}
+    (name,) = [name for name in cells if name.split(", two")[0] == NAMES.get(script, script[:2])]
+    return cells[name]
+
+
+def test_the_frames_to_17() -> None:
     for script, records in runs(XEON / SOLVED, ZEN5 / SOLVED).items():
-        (name,) = [c for c in cells if c.split(", two")[0] == names.get(script, script[:2])]
-        assert cells[name][0] == f"{median(record.to_bar[0] for record in records):,.0f}"
+        assert at_17(script)[0] == f"{median(record.to_bar[0] for record in records):,.0f}"
+
+
+def test_the_games_after_no_ops() -> None:
+    """Those played by ``play.py``, or by 05 and 09 themselves."""
+    text = (XEON / "solved/games.txt").read_text(encoding="utf-8")
+    games = {script: [] for script in re.findall(r": (\w+) after", text)}
+    for script, lines in re.findall(r": (\w+) after(.*?)30 games", text, re.DOTALL):
+        games[script] += [int(score) for score in re.findall(r"score +(-?\d+)", lines)]
+    for script, records in runs(ZEN5 / SOLVED).items():
+        games.setdefault(script, [reward for record in records for reward in record.evaluation])
+    assert [len(rewards) for rewards in games.values()] == [30] * 8
+    for script, rewards in games.items():
+        low, high = min(rewards), max(rewards)
+        assert at_17(script)[2] == f"{sum(rewards) / len(rewards):.1f} ({low:.0f} to {high:.0f})"
 
 
 def test_the_third_edition() -> None:
     cells = table("results/README.md", "Where it contradicts the chapter")
-    of_04 = {"04_new_wrappers_n_env": "environments", "04_new_wrappers_parallel": "parallel"}
     for script, ((_, third_fps), (_, third_minutes)) in BOOK.items():
-        name = script[:2] + (f", {of_04[script]}" if script in of_04 else "")
-        assert cells[name] == [f"{third_fps}", f"{third_minutes}"]
+        assert cells[NAMES.get(script, script[:2])] == [f"{third_fps}", f"{third_minutes}"]
 
 
 def of(name: str) -> list[Record]:
