@@ -23,7 +23,7 @@ import torch
 from ignite.engine import Engine
 from torch.func import grad_and_value
 
-from lib.envs.vector_env import StackedVectorEnv, ale_games
+from lib.envs.vector_env import StackedVectorEnv, ale_games, preparing_fast_games
 from lib.learning.agents import Exploration, drawn
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.dqn_model import DuelingDQN
@@ -31,6 +31,7 @@ from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
 from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
 from lib.learning.weights import AveragedWeights, Weights
+from lib.printing import waiting
 from lib.training.evaluation import evaluate
 from lib.training.events import PlayEvents, announce
 from lib.training.handlers import attach_handlers
@@ -93,9 +94,11 @@ def train(hp: Options, run: Run) -> None:
             points.add(*step.points)
             announce(engine, hp.envs, step.episodes)
 
-    choose = CapturedForward(act, envs.shape, run.device, compiled=True)
-    learn = CompiledUpdate(update, run.device, net, rollout.position)
-    learn.compile()
+    # The games of trials, in another process, while the network compiles.
+    with waiting("preparing trials, and the network"), preparing_fast_games(hp.env):
+        choose = CapturedForward(act, envs.shape, run.device, compiled=True)
+        learn = CompiledUpdate(update, run.device, net, rollout.position)
+        learn.compile()
     engine = Engine(lambda engine, _: learn())
     saved = {"net": net, "explore": explore, "points": points}
     attach_handlers(engine, run, epsilon, saved, net.agent)

@@ -29,7 +29,13 @@ from imageio_ffmpeg import write_frames
 from tqdm import tqdm
 
 from lib.learning.dqn_model import DQN
-from lib.training.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
+from lib.training.checkpoints import (
+    SETTINGS,
+    CheckpointError,
+    find_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from lib.training.evaluation import SEED, describe, load_agent, make_env, play_game
 from lib.training.flags import OneLineParser, number
 
@@ -119,7 +125,8 @@ def export(checkpoint: dict[str, Any], network: DQN, file: Path) -> None:
     """Write the parts of a checkpoint that ``load_agent`` needs."""
     settings = {name: checkpoint[SETTINGS][name] for name in ("script", "preprocessing", "network")}
     progress = {name: checkpoint["progress"][name] for name in ("frames", "avg_reward")}
-    torch.save({SETTINGS: settings, "progress": progress, "net": network.state_dict()}, file)
+    agent = {SETTINGS: settings, "progress": progress, "net": network.state_dict()}
+    write_checkpoint(file, agent)
     print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
 
 
@@ -172,3 +179,5 @@ if __name__ == "__main__":
     except BrokenPipeError:  # nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # the disk is full
+        sys.exit(f"play.py: failed: {error}")

@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Take the rungs apart, write the table, the time line and the traces."""
-    machine = describe_machine(chosen_device("--cuda" in args.rung_flags))
+    machine = describe_machine(chosen_device("cuda" in " ".join(args.rung_flags)))
     out = made(args.out).resolve()
     workers: list[Worker] = []
     for script in choose(args.rungs):
@@ -118,6 +118,8 @@ def take_apart(script: Path, args: argparse.Namespace, folder: Path) -> Iterator
     flags = ["--stop-reward", "1e9", "--checkpoint-every", "0"]
     flags += ["--epsilon-start", f"{EPSILON}", "--epsilon-final", f"{EPSILON}"]
     flags += ["--replay-initial", "1000"] * has_replay_buffer(script)
+    for file in (LAPS, TRAINER, PLAYER):
+        (folder / file).unlink(missing_ok=True)  # of a former command
     with tempfile.TemporaryDirectory() as runs:
         command = [sys.executable, "-c", START, str(folder), f"{args.updates}", script.name]
         last_line_of([*command, "--run-dir", runs, *flags, *args.rung_flags], script.stem)

@@ -14,6 +14,7 @@ EnvPool plays where it is installed: in the peers' environment (requirements-pee
 import argparse
 from collections import defaultdict
 from collections.abc import Callable
+from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import cycle
 from typing import Any
@@ -49,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the table."""
     machine, out = describe_machine(chosen_device(args.cuda)), made(args.out)
-    everybody = [EMULATOR, ALE, *[ENVPOOL] * (find_spec("envpool") is not None)]
+    machine |= {name: version(name) for name in ("numba", "envpool") if find_spec(name)}
+    everybody = [EMULATOR, ALE, *[ENVPOOL] * ("envpool" in machine)]
     ways = [(ON_GPU, 1)] if args.cuda else [(who, n) for who in everybody for n in THREADS]
     sizes = args.games or (GAMES_ON_GPU if args.cuda else GAMES)
     rates: dict[tuple[str, int, int], list[float]] = defaultdict(list)

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{len(commands) - len(wanted)} of {len(commands)} runs are complete in {run_dir}")
     codes: dict[Command, int] = {}
     for number, command in enumerate(wanted, start=1):
-        if not any(code == 2 and other[0] == command[0] for other, code in codes.items()):
+        if not any(code == 2 and other[:-1] == command[:-1] for other, code in codes.items()):
             print(f"[{number}/{len(wanted)}] {shlex.join(command)}", flush=True)
             codes[command] = run_rung(command, run_dir)
     for command, code in codes.items():
@@ -116,8 +116,9 @@ def has_replay_buffer(script: Path) -> bool:
 
 def run_rung(command: Command, run_dir: Path) -> int:
     """Run a rung in this terminal; its exit code. Its folder gets the commit and the command."""
-    before, commit_now = set(run_dir.glob("*/")), commit()
     script, *flags = command
+    name = f"{Path(script).stem}-*seed{flags[-1]}-*/"  # another ladder may run there, too
+    before, commit_now = set(run_dir.glob(name)), commit()
     program = [sys.executable, ROOT / script, *flags, "--run-dir", run_dir]
     # In a process group of its own, so that a Ctrl-C of the terminal reaches us alone.
     with subprocess.Popen(program, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0) as rung:
@@ -126,7 +127,7 @@ def run_rung(command: Command, run_dir: Path) -> int:
         finally:
             rung.terminate()  # where we are asked to end; the rung then saves its record
             code = rung.wait()
-            for folder in set(run_dir.glob("*/")) - before:
+            for folder in set(run_dir.glob(name)) - before:
                 (folder / COMMIT).write_text(f"{commit_now}\n", encoding="utf-8")
                 if code == 0:
                     (folder / DONE).write_text(shlex.join(command), encoding="utf-8")

@@ -86,12 +86,12 @@ def run(args: argparse.Namespace) -> int:
     notes += [BOOK_NOTE] * any(name.startswith("book") for name in header)
     notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
     out = made(args.out or (args.runs[0] if len(args.runs) == 1 else Path("runs/table")))
-    print(write_table(out / "table", "Runs", header, table, notes))
+    text = write_table(out / "table", "Runs", header, table, notes)
     write_csv(out / "runs.csv", [RUNS_HEADER, *(numbers(record, records) for record in records)])
     seeds = f"seeds {in_rows({record.seed for record in records})}"
     hardware = [join_machine(machine, HARDWARE) for machine in machines_of(ladder)]
     charts.reward_chart(out / "table.png", names, "; ".join([*hardware, seeds]))
-    print(f"written to {out}")
+    print(f"{text}\nwritten to {out}")  # last: a pipe to head may close
     return 0
 
 

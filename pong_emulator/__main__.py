@@ -1,4 +1,4 @@
-"""Print Pong as Python: ``python -m emulator``."""
+"""Print Pong as Python: ``python -m pong_emulator``."""
 
 from .translated import source
 

@@ -72,6 +72,9 @@ def test_a_rung_that_fails_or_lacks_something_is_told_and_the_others_go_on(rungs
     ]
     assert err == "the reason\n" * 2
     assert main([*command, "02"]) == 2
+    (rungs / "02_n_envs.py").write_text("import sys\nsys.exit(2 * ('512' in sys.argv))\n")
+    assert main([*command, "02", "--vary", "envs", "512", "2"]) == 0
+    assert capfd.readouterr().out.count("--envs 2 --seed") == 2  # one value is refused, not both
 
 
 def test_a_ladder_that_is_asked_to_end_ends_its_rung(tmp_path) -> None:

@@ -1,5 +1,6 @@
 """What devices can do, and the settings that follow from it."""
 
+import os
 import subprocess
 import sys
 
@@ -114,3 +115,8 @@ def test_cores_that_others_use_are_not_free():
         for other in others:
             other.kill()
             other.wait()
+
+
+def test_a_container_may_count_its_cores_anew(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 10_000}, raising=False)
+    assert free_cores() == 2

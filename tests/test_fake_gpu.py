@@ -95,7 +95,6 @@ def train(
     with TensorboardLogger(folder) as tensorboard, pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "attach_handlers", attach)
         run = Run(options, torch.device(device), folder, tensorboard, module.__name__)
-        run.settings = {"script": module.__name__}
         module.train(options, run)
     losses = [loss.item() for loss in outputs]
     assert len(losses) == updates
@@ -122,8 +121,8 @@ def test_a_rung_learns_the_same_and_waits_for_its_actions_alone(script, tmp_path
     assert left_out == []
     agent = "Exploration" if script == "07_speedrun" else "EpsilonGreedyAgent"
     assert waits == {f"agents.py {agent}.__call__"}  # an action is known to be played
-    # 07 orders its rollouts with another generator there.
-    assert losses == plain_losses(script, tmp_path, **settings) or script == "07_speedrun"
+    if script != "07_speedrun":  # which orders its rollouts with another generator there
+        assert losses == plain_losses(script, tmp_path, **settings)
 
 
 def pong(num_envs: int, kind: type = Tensors, *, device: Any = "cpu", **settings: Any) -> Any:

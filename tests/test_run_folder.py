@@ -258,16 +258,6 @@ def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(damage, start):
     assert updates == [21, 21, 20]
 
 
-def test_a_run_that_was_on_a_gpu_is_resumed_on_the_cpu(start):
-    run = start("--max-frames", "45")
-    file = run.folder / "checkpoints" / "latest.pt"
-    kept = read_checkpoint(file)
-    kept["progress"]["device_random"] = torch.get_rng_state()
-    write_checkpoint(file, kept)
-    again = start("--resume", str(run.folder), "--max-frames", "60")
-    assert again.code == 0, again.error
-
-
 def test_a_run_that_cannot_be_resumed_keeps_its_curves(start):
     run = start("--max-frames", "250", "--checkpoint-every", "200")
     whole = curves(run.folder.parent)

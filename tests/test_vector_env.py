@@ -153,13 +153,13 @@ def test_both_replay_buffers_return_what_the_agent_saw(played: Played, capacity:
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, DeviceReplayBuffer])
 def test_only_whole_transitions_are_drawn(kind: type[ReplayBuffer]) -> None:
-    """With episodes of one step every transition takes two frames, more than there is room for."""
-    buffer, yes = kind(32, (2, 1, 1)), np.ones(1, bool)
+    """With episodes of one step every transition takes two frames; there is room for 38."""
+    buffer, yes = kind(33, (2, 1, 1)), np.ones(1, bool)
     for i in range(200):
         frame, first = (np.full((1, 1, 1), shown % 200, np.uint8) for shown in (i, i + 100))
         action, reward = np.array([i]), np.array([i], np.float32)
         buffer.extend([Transitions(action, reward, yes, frame, yes, first, [None])])
-    assert 0 < len(buffer) < 32
+    assert len(buffer) == 19
     batch = buffer.sample(1_000)
     assert torch.equal(batch.next_states[:, 1, 0, 0].long(), batch.actions % 200)
     assert torch.equal(batch.states[:, 0, 0, 0].long(), (batch.actions + 100) % 200)

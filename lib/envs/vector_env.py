@@ -6,6 +6,7 @@ games are played between the two.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -64,11 +65,20 @@ def fast_games(env_id: str, num_envs: int, max_pool: bool, threads: int = 0) -> 
 
     Both play the same games, pixel for pixel. So players of both kinds can play together.
     """
-    if env_id.startswith("Pong") and not pong_emulator.missing():
+    if _is_emulated(env_id):
         return pong_emulator.PongVectorEnv(
             num_envs, threads=threads, stack=1, max_pool=max_pool, reward_clipping=False
         )
     return ale_games(env_id, num_envs, threads, max_pool)
+
+
+def preparing_fast_games(env_id: str) -> AbstractContextManager[None]:
+    """While the ``with`` lasts, another process compiles what ``fast_games`` needs."""
+    return pong_emulator.preparing() if _is_emulated(env_id) else nullcontext()
+
+
+def _is_emulated(env_id: str) -> bool:
+    return env_id.startswith("Pong") and not pong_emulator.missing()
 
 
 class StackedVectorEnv:

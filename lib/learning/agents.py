@@ -1,4 +1,4 @@
-"""What chooses actions: epsilon-greedy agents, and the schedules of their epsilon."""
+"""What chooses actions: epsilon-greedy agents, and softmax."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -80,7 +80,7 @@ def compiled_way(
     results: Callable[[Callable[..., Any]], Results],
     allowed: float,
 ) -> Callable[..., Any]:
-    """The function, compiled now if that works; the arguments are those of ``faster_way``."""
+    """The function, compiled now if that works: see ``faster_way``."""
     from torch._inductor import config  # a slow import
 
     config.cpp.vec_isa_ok = True  # else g++ is tried with every kind of vectors, for five seconds

@@ -1,4 +1,4 @@
-"""The Nature DQN network."""
+"""The networks: Nature DQN of the book, and the small dueling one of 07 and 08; their Adam."""
 
 from typing import Any
 

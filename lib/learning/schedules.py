@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Schedule = Callable[[int], float]  # frame -> value
+END = 0.9  # of the points: games end 21:2
 
 
 class LinearSchedule:
@@ -58,15 +59,14 @@ class ProgressSchedule:
     """
 
     start: float  # the value until the agent wins the share ``begin``
-    final: float  # the value from the share ``end`` on; more than 0, as it is reached by factors
+    final: float  # the value from the share ``END`` on; more than 0, as it is reached by factors
     # The share of points won, a ``Progress``. Or any number that rises from 0 to 1, by frame: in a
     # game without lost points the share says nothing.
     progress: Schedule
     begin: float = 0.3  # of the points: games end 9:21
-    end: float = 0.9  # of the points: games end 21:2
 
     def __call__(self, frame: int) -> float:
-        fallen = (self.progress(frame) - self.begin) / (self.end - self.begin)
+        fallen = (self.progress(frame) - self.begin) / (END - self.begin)
         fallen = min(max(fallen, 0.0), 1.0)
         return self.start ** (1 - fallen) * self.final**fallen
 

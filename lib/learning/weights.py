@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 Weights = dict[str, torch.Tensor]  # by name, as a module's; or flat, by precision
+BETAS = 0.9, 0.999  # of Adam: how much stays of the mean of gradients, and of their square's
 
 
 class MixedWeights:
@@ -99,16 +100,16 @@ class MixedWeights:
         return {part: self.named(tensors) for part, tensors in flat.items()} | {"decays": decays}
 
     @torch.no_grad()
-    def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+    def adam(self, gradients: Weights) -> None:
         """Make a step of Adam, and refresh the copies."""
         # A running product: the compiler would compute a power for every weight.
-        self.mean_decay.mul_(betas[0])
-        self.square_decay.mul_(betas[1])
+        self.mean_decay.mul_(BETAS[0])
+        self.square_decay.mul_(BETAS[1])
         for precision, weight in self.weights.items():
             gradient = gradients[precision].float()
             mean, square = self.exp_avg[precision], self.exp_avg_sq[precision]
-            mean.lerp_(gradient, 1 - betas[0])
-            square.lerp_(gradient * gradient, 1 - betas[1])
+            mean.lerp_(gradient, 1 - BETAS[0])
+            square.lerp_(gradient * gradient, 1 - BETAS[1])
             scale = (square / (1 - self.square_decay)).sqrt() + self.epsilon
             weight.sub_(self.learning_rate * (mean / (1 - self.mean_decay)) / scale)
             self.compute[precision].copy_(weight)
@@ -147,9 +148,9 @@ class AveragedWeights(MixedWeights):
         return super()._parts() | {"ema": self.named(self.ema)}
 
     @torch.no_grad()
-    def adam(self, gradients: Weights, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+    def adam(self, gradients: Weights) -> None:
         """Make a step of Adam, move the average, and refresh the copies of both."""
-        super().adam(gradients, betas)
+        super().adam(gradients)
         for precision, weight in self.weights.items():
             self.ema[precision].lerp_(weight, self.averaging)
             self.acting[precision].copy_(self.ema[precision])

@@ -12,7 +12,6 @@ import copy
 import gc
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -159,7 +158,8 @@ class Player:
             raise self._lost
 
     def __iter__(self) -> Iterator[list[Transitions]]:
-        deadline = time.monotonic() + max(self.timeout, START_SECONDS)
+        # Waits are counted, not time: if a stopped run (Ctrl-Z) goes on, the player is well.
+        left = max(self.timeout, START_SECONDS)
         while not self._lost:
             taken: list[Transitions] = []
             try:
@@ -167,13 +167,14 @@ class Player:
                     step := self._received(0 if taken else WAIT_SECONDS)
                 ):
                     taken.append(step)
-                if not taken and time.monotonic() > deadline:
+                left -= 0 if taken else WAIT_SECONDS
+                if left <= 0:
                     self.process.kill()  # it would not notice a closed pipe
                     raise Failure(f"the player sent nothing for {self.timeout:g} seconds")
             except Failure as failure:
                 self._lost = failure
             if taken:
-                deadline = time.monotonic() + self.timeout
+                left = self.timeout
                 for copied in self._copies:
                     copied.refresh()
                 with suppress(OSError):  # if the player has ended, the next message says so

@@ -231,5 +231,5 @@ class RunProgress:
         for name in COUNTERS:
             setattr(self.engine.state, name, state[name])
         torch.set_rng_state(state["random"])
-        if self.gpu and state["device_random"] is not None:
+        if self.gpu:
             self.gpu.set_rng_state(state["device_random"])

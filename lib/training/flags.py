@@ -136,6 +136,7 @@ def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callab
             raise argparse.ArgumentTypeError(f"{text!r} is not {told}") from None
         if not low <= value <= high:  # NaN fails here, too
             allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"
+            allowed = "a number" if low == -math.inf else allowed
             raise argparse.ArgumentTypeError(f"must be {allowed}, not {text}")
         return value
 

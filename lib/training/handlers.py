@@ -57,7 +57,7 @@ def attach_handlers(
         make_agent: gives the agent that would be saved now, which then has to win games before
             training ends, see ``lib.training.evaluation``; None: avg_reward alone decides.
     """
-    engine.logger.disabled = True  # lib.training.run reports a failure, once
+    engine.logger.disabled = True  # lib.training.launch reports a failure, once
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
 
     def passes() -> bool:

@@ -1,5 +1,6 @@
 """A rung as a program: from its command line to its exit code."""
 
+import errno
 import re
 import shlex
 import signal
@@ -121,6 +122,10 @@ def open_folder(options: Options, script: str) -> tuple[Path, dict[str, Any] | N
         lock.acquire()
     except Timeout:
         raise CheckpointError(f"{folder} is in use: its run has not ended") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK):
+            raise
+        say("this file system has no locks: do not resume a run before it has ended")
     if not options.resume:
         return folder, None, lock
     file, checkpoint, remark = read_latest(folder)

@@ -58,7 +58,10 @@ def free_cores() -> int:
     """
     busy = psutil.cpu_percent(0.3, percpu=True)
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
-        busy = [busy[core] for core in os.sched_getaffinity(0)]
+        mine = os.sched_getaffinity(0)
+        if max(mine) >= len(busy):  # in a container they are counted anew
+            return len(mine)
+        busy = [busy[core] for core in mine]
     return max(1, round(len(busy) - sum(busy) / 100))
 
 

@@ -68,7 +68,9 @@ class CommonOptions:
     )
     amp: bool = of_run(False, "compute updates in bfloat16 autocast")
     run_dir: str = of_this_call("runs", "folder in which this run makes its own folder")
-    resume: str = of_this_call("", "resume the run in this folder, with its settings")
+    resume: str = of_this_call(
+        "", "resume the run in this folder, with its settings but --max-frames"
+    )
     checkpoint_every: int = of_this_call(
         5_000, "updates between checkpoints; the last one is saved at the end; 0: none", 0
     )

@@ -9,18 +9,14 @@ from lib.training.options import PrecisionOptions, of_playing, of_wrappers, opti
 
 @dataclass(frozen=True)
 class SpeedrunOptions(PrecisionOptions):
-    """The settings of 08: parallel Q(lambda), without a replay buffer.
+    """What 07 and 08 have in common: parallel Q(lambda), without a replay buffer.
 
     It sees and plays only the part of the game that Pong needs, at half the resolution.
     """
 
-    any_game: bool = of_playing(
-        False, "use all actions and the whole picture, not only Pong's part"
-    )
     learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
     learning_rate_final: float = option(6e-5, "learning rate of Adam at the end", 1e-12, 1)
     adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 1e-12, 1)
-    gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(64, "frames of the last rollout per update", 1)
     epochs: float = option(
         4.0, "how often each frame is learned from, on average, at the start", 0.01
@@ -38,7 +34,6 @@ class SpeedrunOptions(PrecisionOptions):
     stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
     # It is reached by equal factors, so it cannot be 0.
     epsilon_final: float = of_playing(0.01, "probability of a random action at the end", 1e-6, 1)
-    epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
     temperature: float = of_playing(
         0.01, "actions are drawn from the softmax of their values by this; 0: greedy", 0, 1
     )
@@ -46,12 +41,9 @@ class SpeedrunOptions(PrecisionOptions):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        whole = replace(super().preprocessing, half=True)
-        return whole if self.any_game else replace(whole, rows=PONG_ROWS, actions=PONG_ACTIONS)
+        return replace(super().preprocessing, half=True, rows=PONG_ROWS, actions=PONG_ACTIONS)
 
     def why_invalid(self) -> str | None:
-        if not self.any_game and not self.env.startswith("Pong"):
-            return f"--env: {self.env} needs --any-game: this rung is cut down to Pong"
         size = 2 * self.stack * 42 * 42  # of a frame's states in two rollouts
         return too_large("rollout", self.rollout * self.envs, size) or super().why_invalid()
 
@@ -60,20 +52,33 @@ class SpeedrunOptions(PrecisionOptions):
 class SharedCoresOptions(SpeedrunOptions):
     """The settings of 07: as 08, but half of the cores learn, and the others play meanwhile."""
 
+    any_game: bool = of_playing(
+        False, "use all actions and the whole picture, not only Pong's part"
+    )
     schedule_frames: int = option(
         10_000_000, "with --any-game: frames over which learning rate, epochs and epsilon fall", 1
     )
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        part = super().preprocessing
+        return replace(part, rows=Preprocessing.rows, actions=None) if self.any_game else part
 
     def torch_threads(self, free: int) -> int:
         """As ``CommonOptions.torch_threads``."""
         return self.threads or max(1, free // 2)
 
+    def why_invalid(self) -> str | None:
+        if not self.any_game and not self.env.startswith("Pong"):
+            return f"--env: {self.env} needs --any-game: this rung is cut down to Pong"
+        return super().why_invalid()
+
 
 @dataclass(frozen=True)
 class EmulatorOptions(SpeedrunOptions):
-    """The settings of rungs whose games run in ``pong_emulator``: those of 07."""
+    """The settings of 08, whose games run in ``pong_emulator``."""
 
     def why_invalid(self) -> str | None:
-        if self.any_game or not self.env.startswith("Pong"):
+        if not self.env.startswith("Pong"):
             return "--env: this emulator plays Pong alone; 07_speedrun.py --any-game plays others"
         return pong_emulator.missing() or super().why_invalid()
