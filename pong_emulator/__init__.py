@@ -1,10 +1,11 @@
 """An Atari 2600 as Pong needs it, in Python that is compiled: ``PongVectorEnv``.
 
-The emulator is translated when somebody first makes games, and compiled when they first begin: an
-import takes no time, and tells by ``missing`` what the emulator lacks. ``gymnasium.make_vec`` makes
-the games, too; their name there is that of this package and ``/Pong-v0``.
+The emulator is translated when somebody first makes games, and compiled when they first begin.
+After an import ``missing`` tells what the emulator lacks. ``gymnasium.make_vec`` makes the games,
+too; their name there is that of this package and ``/Pong-v0``.
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .vector_env import BasePongVectorEnv
+
+CUDA_REQUIREMENT = "pip install 'numba-cuda[cu13]' 'cuda-toolkit==13.0.*'"
 
 __all__ = ["EmulatorError", "PongVectorEnv", "missing", "prepare", "preparing"]
 
@@ -44,7 +47,8 @@ def missing(device: str = "cpu") -> str | None:
             if name == "numba_cuda" and not _has_gpu(device):
                 return f"torch finds no GPU {device} on this machine"
             if find_spec(name) is None:
-                return f"on a GPU the emulator needs {name}: pip install -r requirements-cuda.txt"
+                how = {"torch": "see pytorch.org/get-started", "numba_cuda": CUDA_REQUIREMENT}[name]
+                return f"on a GPU the emulator needs {name}: {how}"
     try:
         read_rom()
     except EmulatorError as error:
@@ -108,6 +112,8 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
             games, or there is no such device or render mode.
         EmulatorError: something is missing, see ``missing``.
     """
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
+        raise ValueError(f"device is {device}, and must be cpu, cuda or cuda:1")
     if problem := missing(str(device)):
         raise EmulatorError(problem)
     from .vector_env import Settings
@@ -120,8 +126,6 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
         from .cuda import CudaPongVectorEnv  # torch and CUDA are wanted there alone
 
         return CudaPongVectorEnv(num_envs, settings, seed, device)
-    if str(device) != "cpu":
-        raise ValueError(f"device is {device}, and must be cpu or cuda")
     from .threads import ThreadedPongVectorEnv
 
     return ThreadedPongVectorEnv(num_envs, settings, seed, threads)
@@ -157,7 +161,9 @@ def preparing() -> Iterator[None]:
     if any(folder().rglob("*.draw_game-*.nbi")):
         yield
         return
-    command = [sys.executable, "-c", f"import {__name__}; {__name__}.prepare()"]
+    shared = f"c.folder = lambda: pathlib.Path({str(folder())!r})"  # also where none can be kept
+    program = f"import pathlib, {__name__}.compiling as c; {shared}; "
+    command = [sys.executable, "-c", f"{program}import {__name__} as p; p.prepare()"]
     place, nothing = Path(__file__).parent.parent, subprocess.DEVNULL
     with subprocess.Popen(
         command, cwd=place, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
@@ -169,4 +175,5 @@ def preparing() -> Iterator[None]:
             process.kill()
 
 
-gymnasium.register(f"{__name__}/Pong-v0", vector_entry_point=f"{__name__}:PongVectorEnv")
+name = __name__.rpartition(".")[2]  # gymnasium's names have no dots
+gymnasium.register(f"{name}/Pong-v0", vector_entry_point=f"{__name__}:PongVectorEnv")

@@ -8,6 +8,7 @@ import atexit
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -73,7 +74,9 @@ def kept_in(package: Path) -> Path:
     Args:
         package: the folder of its files. Beside it is its ``__pycache__``, if it can be written.
     """
-    digest = hashlib.sha256(__package__.encode())  # the translation imports it by its name
+    # The translation imports the package by its name, and another Numba compiles anew.
+    told = f"{__package__} {numba.__version__} {sys.implementation.cache_tag}"
+    digest = hashlib.sha256(told.encode())
     for file in sorted(package.glob("*.py")):
         digest.update(file.read_bytes())
     name = "pong-" + digest.hexdigest()[:16]

@@ -5,7 +5,7 @@ changes on the screen. ``see`` gives every game a block of threads, which share 
 its pictures, and then the pixels of the observation. The state lies in memory field by field, so
 threads of neighbouring games read neighbouring numbers.
 
-A reset takes up to 30 emulated frames, and all games would wait for the few that have one. But
+A reset takes up to 29 emulated frames, and all games would wait for the few that have one. But
 nothing in the emulator is random, so the state after each number of emulated frames is known
 before, and is copied.
 """
@@ -29,7 +29,7 @@ from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_changes
 
 PLAYERS = 32  # threads of a block that plays: few, so that few games occupy many processors
 VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
-ROWS = 80  # different rows that a picture may have; Pong's have 45
+ROWS = 80  # different rows that a picture may have; Pong's have 40
 WATCH = DRAWS // 4  # steps from one look at the counts of the device to the next
 numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a few games are a few blocks, and that is all right
 # Numba's simulator plays in Python, with memory of the CPU: to test kernels where there is no GPU.
@@ -203,14 +203,16 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         """Let the games go on with these actions: a tensor there, int64 (num_envs,), or an array.
 
         Raises:
-            ValueError: another shape.
+            ValueError: another shape, or no integers.
             EmulatorError: some steps ago a picture was not drawn as it should be.
             gymnasium.error.Error: as ``ThreadedPongVectorEnv.send``.
         """
         self._check_turn("send")
-        actions = torch.as_tensor(actions, dtype=torch.int64, device=self.device).contiguous()
-        if actions.shape != (self.num_envs,):
-            raise ValueError(f"actions are of shape ({self.num_envs},), not {tuple(actions.shape)}")
+        actions = torch.as_tensor(actions, device=self.device)
+        if actions.shape != (self.num_envs,) or actions.is_floating_point():
+            told = f"{actions.dtype} of shape {tuple(actions.shape)}"
+            raise ValueError(f"actions are integers of shape ({self.num_envs},), not {told}")
+        actions = actions.long().contiguous()
         rewards = torch.empty(self.num_envs, dtype=torch.int32, device=self.device)
         over, cut = torch.empty((2, self.num_envs), dtype=torch.bool, device=self.device)
         self._launch(
@@ -238,7 +240,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
 
     def _see(self, over: torch.Tensor, cut: torch.Tensor, before: torch.Tensor) -> None:
         self._launch(
-            see, self.num_envs, VIEWERS, self._state, self._settings.max_pool, *self._seen,
+            see, self.num_envs, VIEWERS, self._state, self._stepping[1], *self._seen,
             over, cut, before, self._observations, self._most,
         )  # fmt: skip
         self._pictures += 1
@@ -247,11 +249,13 @@ class CudaPongVectorEnv(BasePongVectorEnv):
 
     def _watch(self) -> None:
         """Look at the counts asked for last time, which are here by now, and ask for new ones."""
-        if self._counts is not None:
+        seen, self._counts, self._pictures = self._counts, None, 0
+        if seen is not None:
             if not SIMULATED:
                 self._arrived.synchronize()  # so the CPU is never further ahead than this
-            changes, rows, drawn = self._counts.tolist()
+            changes, rows, drawn = seen.tolist()
             if changes or rows:
+                self._most.zero_()
                 raise EmulatorError(
                     f"a picture had {changes or 'few'} changes and {rows or 'few'} different rows, "
                     f"but only {LOG_SIZE} and {ROWS} are kept"
@@ -262,7 +266,6 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         self._counts = counts.to("cpu", non_blocking=True)
         if not SIMULATED:
             self._arrived = torch.cuda.current_stream(self.device).record_event()
-        self._pictures = 0
 
     def _launch(self, function: Any, blocks: int, threads: int, *arguments: Any) -> None:
         with cuda.gpus[self._gpu]:  # else Numba would launch on torch's current device

@@ -58,9 +58,9 @@ def shrink(rows_a, row_of_a, rows_b, row_of_b, seen, sums, small):
             continue
         weight_0, weight_2 = (1, 2) if y & 1 else (2, 1)
         for x in range(WIDTH):
-            pixel_0 = max(rows_a[a0, x], rows_b[b0, x])
-            pixel_1 = max(rows_a[a1, x], rows_b[b1, x])
-            pixel_2 = max(rows_a[a2, x], rows_b[b2, x])
+            pixel_0 = np.int32(max(rows_a[a0, x], rows_b[b0, x]))
+            pixel_1 = np.int32(max(rows_a[a1, x], rows_b[b1, x]))
+            pixel_2 = np.int32(max(rows_a[a2, x], rows_b[b2, x]))
             sums[x] = weight_0 * pixel_0 + 2 * pixel_1 + weight_2 * pixel_2
         for x in range(SIZE):
             i = FIRST_COLUMN[x]

@@ -18,11 +18,9 @@ ALWAYS = {0xF01D}  # branches that are always taken: BEQ behind LDY #00
 # Where the program keeps things: bytes of RAM, counted from 0x80; found by watching them.
 CLOCK = 9  # emulated frames, in units of 256; 8 has the rest. When it comes to 256, after 18
 # minutes, the program takes the Atari for left alone: no ball, other points, ever other colours.
-SERVE_IN = 11  # emulated frames until the ball is served
 POINTS_B, POINTS_A = 13, 14  # of the program's player and the agent
-BALL_X, BALL_Y = 49, 54  # 0: there is no ball
-BALL_LEFT, BALL_DOWN = 58, 56  # the ball's speed, signed
-PADDLE_Y_B, PADDLE_Y_A = 50, 51  # upper edges
+BALL_Y = 54  # 0: there is no ball
+PADDLE_Y_A = 51  # upper edge of the agent's
 LAST_POINT = 21  # who has so many wins
 
 

@@ -19,14 +19,14 @@ NAME = re.compile(rf"\b[{VARIABLES}]\b")
 
 REGISTER = {"A": "a", "X": "x", "Y": "y"}
 CONDITIONS = {
-    "BPL": ("n & 0x80 == 0", "n & 0x80 != 0"),
-    "BMI": ("n & 0x80 != 0", "n & 0x80 == 0"),
-    "BVC": ("v == 0", "v != 0"),
-    "BVS": ("v != 0", "v == 0"),
-    "BCC": ("c == 0", "c != 0"),
-    "BCS": ("c != 0", "c == 0"),
-    "BNE": ("z != 0", "z == 0"),
-    "BEQ": ("z == 0", "z != 0"),
+    "BPL": "n & 0x80 == 0",
+    "BMI": "n & 0x80 != 0",
+    "BVC": "v == 0",
+    "BVS": "v != 0",
+    "BCC": "c == 0",
+    "BCS": "c != 0",
+    "BNE": "z != 0",
+    "BEQ": "z == 0",
 }
 
 
@@ -125,12 +125,8 @@ def meaning(i: Instruction, stack: int | None) -> Iterator[Step]:
             shifted = "m << 1 & 0xff" if left else "m >> 1"
             if name[0] == "R":
                 shifted += " | c" if left else " | c << 7"
-            yield Step(shifted, ("w", "n", "z"))
+            yield Step(shifted, ("a", "n", "z"))
             yield Step("m >> 7" if left else "m & 1", ("c",))
-            if i.mode == "accumulator":
-                yield Step("w", ("a",))
-            else:
-                yield from _store(i, "w")
         case "CLC" | "SEC":
             yield Step("0" if name == "CLC" else "1", ("c",))
         case "PHP":
@@ -161,8 +157,8 @@ def _operand(i: Instruction) -> tuple[str, list[Step]]:
             return _ram(address), []
         case "zero":
             return f"load(s, g, t, {address:#04x}, {address & 0x3F:#04x})", []
-        case "zero,x" | "zero,y":
-            return f"load(s, g, t, ({address:#04x} + {index}) & 0xff, {address & 0x3F:#04x})", []
+        case "zero,x":
+            return f"load(s, g, t, ({address:#04x} + x) & 0xff, {address & 0x3F:#04x})", []
         case "absolute" if address in PORTS:
             return PORTS[address], []
         case "absolute,x" | "absolute,y" if address >= 0xF000:
@@ -185,8 +181,8 @@ def _store(i: Instruction, value: str) -> Iterator[Step]:
             yield Step(f"{_ram(address)} = {value}")
         case "zero":
             yield from _tia_write(address, value)
-        case "zero,x" | "zero,y":
-            yield Step(f"t = store(s, g, t, ({address:#04x} + {i.mode[-1]}) & 0xff, {value})")
+        case "zero,x":
+            yield Step(f"t = store(s, g, t, ({address:#04x} + x) & 0xff, {value})")
         case "absolute,x" | "absolute,y" if address < 0x100:
             yield Step(f"t = store(s, g, t, {address:#04x} + {i.mode[-1]}, {value})")
         case "absolute" if address in TIMERS:

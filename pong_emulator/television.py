@@ -2,7 +2,7 @@
 
 From one change to the next the beam shows the same, line after line, so lines are drawn once and
 referred to: a picture is a number of different rows, and for each of the 210 lines which of
-them it is. About 45 rows make a picture of Pong.
+them it is. About 35 rows make a picture of Pong.
 """
 
 import numpy as np

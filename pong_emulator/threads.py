@@ -38,13 +38,13 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     ) -> None:
         check_at_least(0, threads=threads)
         super().__init__(num_envs, settings)
+        num_envs = self.num_envs
         # Two games at least: the compiled functions know arrays whose columns lie side by side.
         self._state = np.zeros((FIELDS, max(2, num_envs)), np.int32, order="F")
         threads = min(threads or numba.config.NUMBA_DEFAULT_NUM_THREADS, num_envs)
         edges = np.linspace(0, num_envs, threads + 1).astype(int)
         self._shares: list[Share] = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
         self._begin_threads()
-        self._results: tuple[np.ndarray, ...] = ()
         self._seed(seed)
 
     def reset(
@@ -116,9 +116,11 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
 
     def _begin_threads(self) -> None:
         self._pool, self._process = ThreadPoolExecutor(len(self._shares), "pong"), os.getpid()
+        self._handed_on: list[Future] = []
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the threads."""
+        self._playing = None
         if hasattr(self, "_pool"):  # not where the arguments were refused
             self._pool.shutdown()
 
@@ -139,11 +141,10 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         task = actions, before, self._observations
         if self._process != os.getpid():
             self._begin_threads()  # a fork has no threads of the process that it comes from
+        wait(self._handed_on)  # a step that Ctrl-C interrupted is still played
         others = self._shares[: len(self._shares) - len(own)]
-        self._playing = (
-            [self._pool.submit(self._play, *share, *task) for share in others],
-            [partial(self._play, *share, *task) for share in own],
-        )
+        self._handed_on = [self._pool.submit(self._play, *share, *task) for share in others]
+        self._playing = self._handed_on, [partial(self._play, *share, *task) for share in own]
 
     def _play(
         self, begin: int, end: int, work: Scratch, actions: np.ndarray, before: np.ndarray,

@@ -170,7 +170,7 @@ def _live_at_end(routine: Translated, block: Block) -> set[str]:
         return set(routine.wanted)
     live = set().union(*(routine.live[target] for target in block.targets))
     if len(block.targets) == 2 and block.instructions:
-        live |= set(NAME.findall(CONDITIONS[block.instructions[-1].name][0]))
+        live |= set(NAME.findall(CONDITIONS[block.instructions[-1].name]))
     return live
 
 
@@ -271,15 +271,13 @@ class Writer:
 
     def _branch(self, branch: If, cycles: int, loop: Loop | None) -> list[str]:
         """A branch; one that is taken costs a cycle, and another one where it leaves its page."""
-        cycles_taken, condition, opposite = cycles, "boot", "not boot"
+        cycles_taken, condition = cycles, "boot"
         if branch.block.start != POWER_ON:
             instruction = branch.block.instructions[-1]
-            condition, opposite = CONDITIONS[instruction.name]
+            condition = CONDITIONS[instruction.name]
             cycles_taken += 1 + (instruction.operand >> 8 != instruction.following >> 8)
-        taken = indent(self.write(branch.taken, cycles_taken, loop))
+        taken = indent(self.write(branch.taken, cycles_taken, loop) or ["pass"])
         otherwise = indent(self.write(branch.otherwise, cycles, loop))
-        if not taken:
-            return [f"if {opposite}:", *otherwise]
         return [f"if {condition}:", *taken, *(["else:", *otherwise] if otherwise else [])]
 
     def _goto(self, target: int, loop: Loop | None) -> list[str]:

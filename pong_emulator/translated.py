@@ -1,9 +1,9 @@
 """Pong's program as compiled functions, translated on the first start and then kept."""
 
 import importlib.util
-import os
 import sys
 from typing import Any
+from uuid import uuid4
 
 from .compiling import folder
 from .control_flow import Program
@@ -35,7 +35,7 @@ def source() -> str:
 def _load() -> Any:
     file = folder() / "pong.py"
     if not file.exists():
-        part = file.with_suffix(f".{os.getpid()}")
+        part = file.with_suffix(f".{uuid4().hex}")  # processes may do the same at once
         part.write_text(source())
         part.replace(file)
     spec = importlib.util.spec_from_file_location(f"{__package__}.pong_translated", file)

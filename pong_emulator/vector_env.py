@@ -47,10 +47,12 @@ class Settings:
         check_at_least(0, noop_max=self.noop_max)
         check_at_least(1, stack=self.stack, frame_skip=self.frame_skip)
         check_at_least(1, max_num_frames_per_episode=self.max_num_frames_per_episode)
-        first, last = self.rows
-        if first not in range(SIZE) or last not in range(first + 1, SIZE + 1):
-            told = f"two whole numbers from 0 to {SIZE}, the first one smaller"
-            raise ValueError(f"rows is {self.rows}, and must be {told}")
+        match self.rows:
+            case [first, last] if first in range(SIZE) and last in range(first + 1, SIZE + 1):
+                pass
+            case _:
+                told = f"two whole numbers from 0 to {SIZE}, the first one smaller"
+                raise ValueError(f"rows is {self.rows}, and must be {told}")
         if self.render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode is {self.render_mode!r}, and must be rgb_array or None")
 
@@ -82,7 +84,7 @@ class BasePongVectorEnv(VectorEnv):
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
         check_at_least(1, num_envs=num_envs)
-        self.num_envs = num_envs
+        self.num_envs = num_envs = int(num_envs)
         self.render_mode = settings.render_mode
         self.metadata = {
             "autoreset_mode": AutoresetMode.SAME_STEP,
@@ -126,8 +128,9 @@ class BasePongVectorEnv(VectorEnv):
 
     def _draw_noops(self, draws: int) -> None:
         noops = np.empty((draws, self.num_envs), np.int32)
+        below = int(self._settings.noop_max)
         for g, seed in enumerate(self._seeds):
-            noops[:, g] = _uniform(np.random.RandomState(seed), self._settings.noop_max, draws)
+            noops[:, g] = _uniform(np.random.RandomState(seed), below, draws)
         self._noops = np.maximum(noops, 1)  # FIRE is one of them
 
     def _check_reset(self, options: dict[str, Any] | None) -> None:
