@@ -81,7 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Take the rungs apart, write the table, the time line and the traces."""
-    machine = describe_machine(chosen_device("cuda" in " ".join(args.rung_flags)))
+    asked = {flag.split("=")[-1].split(":")[0] for flag in args.rung_flags}  # --device=cuda:1, too
+    machine = describe_machine(chosen_device(bool(asked & {"--cuda", "cuda"})))
     out = made(args.out).resolve()
     workers: list[Worker] = []
     for script in choose(args.rungs):

@@ -33,7 +33,7 @@ FRAMES, REPLAY_INITIAL = 10_000, 2_000  # of a run for its FPS
 SOLVE_FRAMES = 2_000_000  # a run that has not solved Pong by then counts as not solved
 DONE = "command.txt"  # beside the events of a run that is complete: the command
 SWITCHES = {"on": "", "off": "no-"}  # --vary max-pool off on
-Command = tuple[str, ...]  # a rung's file and its flags
+Command = tuple[str, ...]  # a rung's file and its flags, the seed last
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

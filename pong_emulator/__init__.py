@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
     from .vector_env import BasePongVectorEnv
 
-CUDA_REQUIREMENT = "pip install 'numba-cuda[cu13]' 'cuda-toolkit==13.0.*'"
+NEEDED_ON_A_GPU = {
+    "torch": "see pytorch.org/get-started",
+    "numba_cuda": "pip install 'numba-cuda[cu13]' 'cuda-toolkit==13.0.*'",
+}
 
 __all__ = ["EmulatorError", "PongVectorEnv", "missing", "prepare", "preparing"]
 
@@ -43,11 +46,10 @@ def missing(device: str = "cpu") -> str | None:
             f"Numba, which compiles the emulator, is missing ({error}): pip install numba==0.68.1"
         )
     if device.startswith("cuda"):
-        for name in ("torch", "numba_cuda"):
+        for name, how in NEEDED_ON_A_GPU.items():
             if name == "numba_cuda" and not _has_gpu(device):
                 return f"torch finds no GPU {device} on this machine"
             if find_spec(name) is None:
-                how = {"torch": "see pytorch.org/get-started", "numba_cuda": CUDA_REQUIREMENT}[name]
                 return f"on a GPU the emulator needs {name}: {how}"
     try:
         read_rom()
@@ -161,9 +163,12 @@ def preparing() -> Iterator[None]:
     if any(folder().rglob("*.draw_game-*.nbi")):
         yield
         return
-    shared = f"c.folder = lambda: pathlib.Path({str(folder())!r})"  # also where none can be kept
-    program = f"import pathlib, {__name__}.compiling as c; {shared}; "
-    command = [sys.executable, "-c", f"{program}import {__name__} as p; p.prepare()"]
+    # Into this process's folder: where nothing can be kept, it would have one of its own.
+    program = (
+        f"import pathlib, {__name__} as p, {__name__}.compiling as c; "
+        f"c.folder = lambda: pathlib.Path({str(folder())!r}); p.prepare()"
+    )
+    command = [sys.executable, "-c", program]
     place, nothing = Path(__file__).parent.parent, subprocess.DEVNULL
     with subprocess.Popen(
         command, cwd=place, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
@@ -175,5 +180,5 @@ def preparing() -> Iterator[None]:
             process.kill()
 
 
-name = __name__.rpartition(".")[2]  # gymnasium's names have no dots
-gymnasium.register(f"{name}/Pong-v0", vector_entry_point=f"{__name__}:PongVectorEnv")
+_id = f"{__name__.rpartition('.')[2]}/Pong-v0"  # gymnasium's names have no dots
+gymnasium.register(_id, vector_entry_point=f"{__name__}:PongVectorEnv")

@@ -38,11 +38,10 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     ) -> None:
         check_at_least(0, threads=threads)
         super().__init__(num_envs, settings)
-        num_envs = self.num_envs
         # Two games at least: the compiled functions know arrays whose columns lie side by side.
-        self._state = np.zeros((FIELDS, max(2, num_envs)), np.int32, order="F")
-        threads = min(threads or numba.config.NUMBA_DEFAULT_NUM_THREADS, num_envs)
-        edges = np.linspace(0, num_envs, threads + 1).astype(int)
+        self._state = np.zeros((FIELDS, max(2, self.num_envs)), np.int32, order="F")
+        threads = min(threads or numba.config.NUMBA_DEFAULT_NUM_THREADS, self.num_envs)
+        edges = np.linspace(0, self.num_envs, threads + 1).astype(int)
         self._shares: list[Share] = [(int(a), int(b), scratch()) for a, b in pairwise(edges)]
         self._begin_threads()
         self._seed(seed)

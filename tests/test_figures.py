@@ -112,9 +112,10 @@ def test_the_frames_to_17() -> None:
 def test_the_games_after_no_ops() -> None:
     """Those played by ``play.py``, or by 05 and 09 themselves."""
     text = (XEON / "solved/games.txt").read_text(encoding="utf-8")
-    games = {script: [] for script in re.findall(r": (\w+) after", text)}
-    for script, lines in re.findall(r": (\w+) after(.*?)30 games", text, re.DOTALL):
-        games[script] += [int(score) for score in re.findall(r"score +(-?\d+)", lines)]
+    games = {
+        script: [int(score) for score in re.findall(r"score +(-?\d+)", lines)]
+        for script, lines in re.findall(r": (\w+) after(.*?)30 games", text, re.DOTALL)
+    }
     for script, records in runs(ZEN5 / SOLVED).items():
         games.setdefault(script, [reward for record in records for reward in record.evaluation])
     assert [len(rewards) for rewards in games.values()] == [30] * 8
