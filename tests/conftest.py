@@ -1,4 +1,4 @@
-"""Shared by the tests: small environments with pictures, and rungs run as programs."""
+"""Shared by the tests: rungs run as programs, and what their runs left."""
 
 import gc
 import json
@@ -10,15 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gymnasium as gym
-import numpy as np
 import pytest
 from filelock import FileLock
-from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 # One thread per process, here and in what is started from here: batches are tiny, and threads
@@ -39,12 +36,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def denormal_numbers() -> Iterator[None]:
-    """Rungs flush denormal numbers to zero, for a whole process; the next test has them again."""
+def torchs_switches() -> Iterator[None]:
+    """Rungs set them for a whole process; the next test has denormal numbers, and one thread."""
     import torch
 
     yield
     torch.set_flush_denormal(False)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -116,45 +114,6 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-class Scripted(gym.Env):
-    """Plays back a script of (picture, reward, terminated, lives); remembers the actions."""
-
-    def __init__(
-        self,
-        script: Sequence[tuple[int, float, bool, int]],
-        shape: tuple[int, ...] = (210, 160, 3),
-        meanings: Sequence[str] = ("NOOP", "FIRE", "UP"),
-    ) -> None:
-        self.script, self.shape, self.meanings = script, shape, list(meanings)
-        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
-        self.action_space = spaces.Discrete(len(meanings))
-        self.ale = self
-        self.position = 0
-        self.resets = 0
-        self.actions: list[int] = []
-
-    def get_action_meanings(self) -> list[str]:
-        return self.meanings
-
-    def lives(self) -> int:
-        return self.script[self.position][3]
-
-    def _picture(self) -> np.ndarray:
-        return np.full(self.shape, self.script[self.position][0], np.uint8)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
-        super().reset(seed=seed)
-        self.position = 0
-        self.resets += 1
-        return self._picture(), {}
-
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
-        self.position += 1
-        self.actions.append(action)
-        _, reward, terminated, _ = self.script[self.position]
-        return self._picture(), reward, terminated, False, {}
-
-
 def run_rung(script: str, folder: Path, *flags: str, timeout: float = 600) -> Any:
     """Run a rung to its end; other programs may use the cores, so it may take its time.
 
@@ -196,11 +155,7 @@ def short_run(script: str) -> list[str]:
 
 
 @pytest.fixture
-def trained(
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
-    program: Callable[..., Ended],
-) -> Callable[[str], Ended]:
+def trained(tmp_path_factory, request, program) -> Callable[[str], Ended]:
     """Gives the shared run of a rung, which trained once for all tests; they leave it as it is.
 
     It is a program of its own where it has a player's process, or compiles.
@@ -239,9 +194,9 @@ def trained_copy(trained: Callable[[str], Ended], tmp_path: Path) -> Callable[[s
     return trained_copy
 
 
-def curves(folder: Path) -> list[tuple[str, int, float]]:
-    """All points of the only run in the folder, but those that tell the time."""
-    events = read_events(folder)
+def curves(run: Path) -> list[tuple[str, int, float]]:
+    """All points of the run in this folder, but those that tell the time."""
+    events = read_events(run)
     return [
         (tag, point.step, point.value)
         for tag in sorted(events.Tags()["scalars"])
@@ -250,7 +205,6 @@ def curves(folder: Path) -> list[tuple[str, int, float]]:
     ]
 
 
-def read_events(folder: Path) -> EventAccumulator:
-    """The events of the only run in the folder."""
-    (run,) = folder.iterdir()
+def read_events(run: Path) -> EventAccumulator:
+    """The events of the run in this folder."""
     return EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()

@@ -55,14 +55,11 @@ class GpuTensor(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return gpu.compute(func, args, kwargs or {})
 
-    @property
-    def data(self):
-        return torch.Tensor.data.__get__(self)
-
-    @data.setter
-    def data(self, other):  # as a module's ``to`` does
+    def _set_data(self, other):  # as a module's ``to`` does
         torch.Tensor.data.__set__(self, other)
         self.held = other.held
+
+    data = property(torch.Tensor.data.__get__, _set_data)
 
     def __reduce_ex__(self, protocol):  # in a checkpoint; loading one asks for the CPU's anyway
         return self.held.__reduce_ex__(protocol)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,7 +19,7 @@ from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 from test_learning import Catch
 from test_n_step import SIZE, STACK, play
-from test_rungs import QUICK, start
+from test_rungs import QUICK, options_of, start
 
 from lib.learning.schedules import LinearSchedule
 from lib.parallel.cluster import Players, learn_from
@@ -67,13 +66,13 @@ def test_nobody_gets_in_a_dead_player_is_replaced_and_ctrl_c_leaves_a_run_to_res
     assert (process.returncode, err) == (130, "")
     assert psutil.wait_procs(all_of_them[1:], timeout=30)[1] == []
     (run,) = tmp_path.iterdir()
-    frames = int(read_events(tmp_path).Scalars("outcome/frames")[0].value)
+    frames = int(read_events(run).Scalars("outcome/frames")[0].value)
     assert f"interrupted after {frames:,} frames" in out
     limit = ("--max-frames", str(frames + 500), "--players", "1")
     result = run_rung(SCRIPT, tmp_path, "--resume", str(run), *limit)
     assert (result.returncode, result.stderr) == (0, "")
     assert f"resumed after {frames:,} frames" in result.stdout
-    steps = [point.step for point in read_events(tmp_path).Scalars("train/frames")]
+    steps = [point.step for point in read_events(*tmp_path.iterdir()).Scalars("train/frames")]
     assert steps == sorted(set(steps))
 
 
@@ -159,7 +158,7 @@ def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
 
     class Options(rung["Options"]):
         def make_envs(self, count: int, seed: int) -> Any:
-            return Catch(count, self.stack, seed)
+            return Catch(count, self.preprocessing, seed)
 
     rung["train"].__globals__["evaluate"] = lambda *_: None  # the rung's plays Pong
     settings = {"address": cluster.address, "players": 2, "envs": 4, "message_steps": 10}
@@ -173,19 +172,15 @@ def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
         run = Run(options, torch.device("cpu"), folder, logger, SCRIPT)
         rung["train"](options, run)
     assert run.solved, run.outcome
-    ages = read_events(tmp_path).Scalars("players/weights_age")
+    ages = read_events(folder).Scalars("players/weights_age")
     assert ages
     assert all(0 <= age.value < 200 for age in ages)
 
 
 def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(tmp_path):
     _, messages = play(messages=5, steps=20)  # of 60 frames each
-
-    @dataclass(frozen=True)
-    class Options(ClusterOptions):
-        frames_per_update: int = 20
-
-    options = Options(replay_initial=70, batch_size=4, max_frames=240, checkpoint_every=0)
+    settings = {"frames_per_update": 20, "replay_initial": 70, "batch_size": 4, "max_frames": 240}
+    options = options_of(SCRIPT)(**settings, checkpoint_every=0)
     seen: list[int] = []  # frames counted at each update
     rewards: set[float] = set()  # the number of the game that ended
     engine = Engine(lambda engine, _: seen.append(engine.state.frames) or torch.zeros(()))

@@ -53,24 +53,6 @@ def test_precision_follows_from_the_gpu(monkeypatch, gpus, capability, precision
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        *(["--device", name] for name in ("cuda", "cuda:1", "mps", "toaster", "xpu", "cuda:x")),
-        ["--precision", "float32", "--amp"],
-        ["--cuda", "--device", "cpu"],
-    ],
-)
-def test_what_is_not_there_or_contradicts_is_refused_in_one_line(monkeypatch, flags, capsys):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as end:
-        parse(PrecisionOptions, "", flags)
-    error = capsys.readouterr().err
-    assert end.value.code == 2
-    assert (len(error.splitlines()), flags[-1].strip("-") in error) == (1, True), error
-
-
-@pytest.mark.parametrize(
     ("fault", "told"),
     [
         (AssertionError("Torch not compiled with CUDA enabled"), "install a torch for CUDA"),
@@ -79,7 +61,10 @@ def test_what_is_not_there_or_contradicts_is_refused_in_one_line(monkeypatch, fl
 )
 def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus, fault, told):
     assert missing_device("cuda:1") is None
-    assert "it finds 2 GPUs" in missing_device("cuda:2")
+    assert "cuda:2: it finds 2 GPUs" in missing_device("cuda:2")
+    assert "'xpu' is not cpu, cuda" in missing_device("xpu")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert "the GPU mps: it finds none" in missing_device("mps")
 
     def act(*_, **__):
         raise fault

@@ -68,9 +68,7 @@ def moves_seldom(states: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["console", "vector environment of ALE"])
-def test_games_played_at_once_are_those_played_one_after_the_other(
-    kind, console, monkeypatch
-) -> None:
+def test_games_played_at_once_are_those_played_one_after_the_other(kind, console, monkeypatch):
     if kind == "vector environment of ALE":
         monkeypatch.setattr(pong_emulator, "missing", lambda: "Numba is missing")
 

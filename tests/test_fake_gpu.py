@@ -27,14 +27,13 @@ from conftest import ROOT
 from fake_gpu import NAME, FakeGraph, FakeStream, GpuTensor, gpu, in_place_of_cuda, no_sharing
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_device_games import Tensors
 from test_player import fail_to_open, watch
+from test_run_folder import listed
 
 import pong_emulator
 from lib.gpu_checks import left_out
 from lib.learning import compiled_update
-from lib.learning.compiled_update import CompiledUpdate
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import Player
 from lib.training.events import PlayEvents
@@ -220,9 +219,8 @@ def assert_said(expected: list[str], printed: str, folder: Path) -> None:
     assert len(lines) == len(expected), printed
     assert all(said in line for line, said in zip(lines, expected, strict=True)), lines
     assert "Traceback" not in printed
-    events = EventAccumulator(str(folder)).Reload()
-    told = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
-    assert all(line.removeprefix("left out: ").encode() in told for line in lines)
+    assert listed(folder)["left_out"] == "; ".join(left_out)
+    assert lines == [f"left out: {told}" for told in left_out]
 
 
 @pytest.mark.parametrize(
@@ -282,24 +280,3 @@ def test_a_player_that_cannot_share_acts_on_the_cpu(refuse, told, tmp_path, capf
     assert waits == set()  # neither for updates, nor for the copy that the player acts with
     out, err = capfd.readouterr()
     assert_said([f"the player on the GPU, it acts on the CPU: {told}"], out + err, tmp_path)
-
-
-def test_compiling_changes_nothing_that_is_learned(tmp_path, monkeypatch):
-    """Neither the random state nor a number that an update changes."""
-    module, nets, kept = load("06_compiled_update"), [], []
-    compile_update, make_weights = CompiledUpdate.compile, module.MixedWeights
-
-    def keep() -> None:
-        tensors = [*nets[0].changing, torch.get_rng_state(), gpu.get_rng_state()]
-        kept.append([tensor.detach().cpu().clone() for tensor in tensors])
-
-    def compared(learn: CompiledUpdate) -> None:
-        keep()
-        compile_update(learn)
-        keep()
-
-    monkeypatch.setattr(CompiledUpdate, "compile", compared)
-    module.MixedWeights = lambda *args: nets.append(make_weights(*args)) or nets[0]
-    with in_place_of_cuda():
-        train(module, tmp_path, NAME, **SMALL)
-    assert all(torch.equal(one, other) for one, other in zip(*kept, strict=True))

@@ -20,10 +20,7 @@ ROOT = Path(__file__).parents[1]
 ZEN4, ZEN5 = ROOT / "results/epyc-zen4-2core", ROOT / "results/epyc-zen5-2core"
 XEON = ROOT / "results/xeon-amx-2core"
 FPS, SOLVED = ZEN4 / "ladder-amp/runs.csv", "solved/runs"
-NAMES = {
-    "04_new_wrappers_n_env": "04, environments",
-    "04_new_wrappers_parallel": "04, parallel",
-}
+NAMES = {"04_new_wrappers_n_env": "04, environments", "04_new_wrappers_parallel": "04, parallel"}
 CHANGES = {  # FPS and minutes, as the second edition prints them
     "00_slow_grads": ("-1.5 %", "+10 %"),
     "02_n_envs": ("+43 %", "-58 %"),

@@ -15,7 +15,6 @@ from conftest import read_events, run_rung
 from test_compiled_update import ACTIONS, SHAPE, functional_updates, make_batch, plain_updates
 from test_rungs import QUICK
 
-from lib.envs.gpu_vector_env import plays_games
 from lib.gpu_checks import left_out
 from lib.learning.compiled_update import CapturedForward
 from lib.learning.dqn_model import DQN
@@ -61,11 +60,6 @@ def test_a_captured_choice_has_its_newest_states_and_weights():
             net.fc[-1].weight.mul_(2)
 
 
-@pytest.mark.usefixtures("console")
-def test_games_are_those_of_the_cpu():
-    assert plays_games(CUDA)
-
-
 @pytest.mark.parametrize(
     ("script", "flags"),
     [
@@ -85,5 +79,5 @@ def test_rungs_train_and_are_resumed(script, flags, tmp_path):
         assert (result.returncode, result.stderr) == (0, "")
         assert " device cuda" in result.stdout
         assert "left out" not in result.stdout
-    assert read_events(tmp_path).Scalars("outcome/frames")[-1].value >= 4_000
+    assert read_events(*tmp_path.iterdir()).Scalars("outcome/frames")[-1].value >= 4_000
     assert orphans() <= before

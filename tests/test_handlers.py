@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import read_events
 from ignite.engine import Engine, Events, State
 from ignite.handlers import TensorboardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_player import step
 
-from lib.envs.experience import Episode, Transitions
+from lib.envs.experience import Episode
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.schedules import LinearSchedule
 from lib.training.evaluation import evaluate
@@ -22,23 +23,18 @@ from lib.training.options import ReplayOptions
 from lib.training.play import replay_batches
 from lib.training.run import Run, Terminated, end_on_signals
 
-FRAME = np.zeros((1, 2, 2), np.uint8)
 
-
-def stream(rewards: list[float], steps: int = 10):
-    """Games of so many steps each, with these rewards."""
+def stream(rewards: list[float]):
+    """Games of ten steps each, with these rewards."""
     for reward in rewards:
-        for step in range(steps):
-            last = step == steps - 1
-            zero, begins = np.zeros(1, int), np.array([step == 0])
-            played = (zero, zero, np.array([last]), FRAME, begins, FRAME[begins])
-            yield [Transitions(*played, [Episode(reward, steps) if last else None])]
+        yield from ([step(number)] for number in range(9))
+        yield [step(9)._replace(terminated=np.ones(1, bool), episodes=[Episode(reward, 10)])]
 
 
 def play(folder: Path, rewards: list[float], losses=lambda _: 1.0, agent=None, on=(), **settings):
     """Run an engine over the stream; returns its state and the names of the events it fired."""
     options = ReplayOptions(**{"replay_initial": 20, "stop_reward": 17.0, **settings})
-    buffer = ReplayBuffer(5_000, (2, 2, 2))
+    buffer = ReplayBuffer(5_000, (2, 84, 84))
     fired: list[str] = []
     engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))
     with TensorboardLogger(folder) as tensorboard:
@@ -54,8 +50,7 @@ def play(folder: Path, rewards: list[float], losses=lambda _: 1.0, agent=None, o
 
 
 def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    return [(point.step, point.value) for point in events.Scalars(tag)]
+    return [(point.step, point.value) for point in read_events(folder).Scalars(tag)]
 
 
 def test_episodes_are_smoothed_from_the_first_one_on(tmp_path):
@@ -169,7 +164,7 @@ def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, 
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {})
         if number == signal.SIGINT:
             engine.add_event_handler(PlayEvents.SOLVED, lambda: signal.raise_signal(number))
-        buffer = ReplayBuffer(100, (2, 2, 2))
+        buffer = ReplayBuffer(100, (2, 84, 84))
         state = engine.run(replay_batches(engine, stream([20.0]), buffer, 5, 4))
         evaluate(interrupting, run)
         return state
@@ -179,6 +174,6 @@ def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, 
     assert (run.code, line) == (0, told)
     assert last.startswith("solved after 10 frames")
     (folder,) = tmp_path.iterdir()
-    events = EventAccumulator(str(folder)).Reload()
+    events = read_events(folder)
     assert "evaluation/reward" not in events.Tags()["scalars"]
     assert "_hparams_/session_end_info" in events.summary_metadata

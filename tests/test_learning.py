@@ -1,25 +1,25 @@
 """Model, loss, epsilon, agent, and all of it together on a game with a known optimum."""
 
 import copy
+import importlib
 
 import numpy as np
 import pytest
 import torch
-from ignite.engine import Engine
+from ignite.handlers import TensorboardLogger
 from torch import nn
 
 from lib.envs.experience import Episode
-from lib.envs.vector_env import VectorExperienceSource, VectorStep
+from lib.envs.preprocessing import Preprocessing
+from lib.envs.vector_env import VectorStep
 from lib.learning.agents import EpsilonGreedyAgent, Exploration, drawn
-from lib.learning.dqn_model import DQN, BlockConv2d, DuelingDQN, adam
+from lib.learning.dqn_model import DQN, BlockConv2d, DuelingDQN
 from lib.learning.loss import bellman_loss
-from lib.learning.replay_buffer import Batch, ReplayBuffer
+from lib.learning.replay_buffer import Batch
 from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
 from lib.training.evaluation import choose
-from lib.training.events import COUNTERS, PlayEvents
-from lib.training.handlers import track_reward
 from lib.training.machine import prepare_torch
-from lib.training.play import replay_batches
+from lib.training.run import Run
 
 
 def test_model_is_natures():
@@ -66,24 +66,12 @@ def test_near_ties_are_broken_at_random_and_clear_choices_stay():
     assert choose(values.numpy(), 0.0, 0.0, random) == 1
 
 
-def test_layout_and_fused_adam_change_no_numbers():
+def test_the_layout_changes_no_numbers():
     torch.manual_seed(0)
     net = DQN((4, 84, 84), 6)
-    plain = copy.deepcopy(net)
-    plain.conv.to(memory_format=torch.contiguous_format)
     frames = torch.randint(0, 256, (8, 4, 84, 84), dtype=torch.uint8)
-
-    def plainly(frames: torch.Tensor) -> torch.Tensor:
-        return plain.fc(plain.conv(frames.float() / 255))
-
-    torch.testing.assert_close(net(frames), plainly(frames))
-    optimizers = adam(net, 1e-4), torch.optim.Adam(plain.parameters(), 1e-4, foreach=False)
-    for _ in range(3):
-        for forward, optimizer in zip((net, plainly), optimizers, strict=True):
-            optimizer.zero_grad()
-            forward(frames).square().mean().backward()
-            optimizer.step()
-    torch.testing.assert_close(net(frames), plainly(frames), rtol=1e-3, atol=1e-5)
+    plain = copy.deepcopy(net.conv).to(memory_format=torch.contiguous_format)
+    torch.testing.assert_close(net(frames), net.fc(plain(frames.float() / 255)))
 
 
 def test_bellman_loss_by_hand():
@@ -164,10 +152,11 @@ class Catch:
 
     rows, columns, n_actions = 9, 6, 3
 
-    def __init__(self, count: int, stack: int, seed: int) -> None:
+    def __init__(self, count: int, preprocessing: Preprocessing, seed: int) -> None:
         self.rng, self.games = np.random.default_rng(seed), np.arange(count)
         self.begin()
-        self.states = self.pictures().repeat(stack, axis=1)
+        self.states = self.pictures().repeat(preprocessing.stack, axis=1)
+        self.shape = self.states.shape
 
     def begin(self) -> None:
         """They begin and end together."""
@@ -197,37 +186,17 @@ class Catch:
         return VectorStep(rewards, ended, ended, frames, games)
 
 
-def test_the_library_learns_a_game_with_a_known_optimum():
+def test_a_rung_learns_a_game_with_a_known_optimum(tmp_path, monkeypatch):
+    rung = importlib.import_module("05_vector_env")
+    monkeypatch.setattr(rung, "ale_games", lambda env, count: count)
+    monkeypatch.setattr(rung, "StackedVectorEnv", Catch)
+    monkeypatch.setattr(rung, "evaluate", lambda *_: None)  # which plays Pong
+    settings = {"envs": 4, "stack": 2, "epsilon_final": 0.01, "epsilon_frames": 3_000}
+    settings |= {"replay_size": 5_000, "replay_initial": 500, "batch_size": 16, "target_sync": 50}
+    settings |= {"learning_rate": 5e-4, "gamma": 0.9, "stop_reward": 0.9, "max_frames": 10_000}
     prepare_torch(0)
-    envs = Catch(count=4, stack=2, seed=0)
-    shape = envs.states.shape[1:]
-    net = DQN(shape, 3, channels=(16, 32, 32), hidden=128)
-    target_net = copy.deepcopy(net)
-    optimizer = adam(net, 5e-4)
-
-    @torch.no_grad()
-    def q_function(states: torch.Tensor) -> torch.Tensor:
-        return net(states)
-
-    agent = EpsilonGreedyAgent(q_function, 3, LinearSchedule(1.0, 0.01, 3_000))
-    buffer = ReplayBuffer(5_000, shape)
-
-    def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
-        optimizer.zero_grad()
-        with torch.no_grad():
-            next_q = target_net(batch.next_states)
-        loss = bellman_loss(net(batch.states), next_q, batch, 0.9)
-        loss.backward()
-        optimizer.step()
-        if engine.state.iteration % 50 == 0:
-            target_net.load_state_dict(net.state_dict())
-        return loss.detach()
-
-    engine = Engine(process_batch)
-    engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
-    engine.state.update_due = False
-    engine.state.time_passed = 0.0  # a handler of its own measures it
-    track_reward(engine, stop_reward=0.9, passes=lambda: True)
-    engine.on(PlayEvents.FRAMES_PLAYED)(lambda: engine.state.frames < 25_000 or engine.terminate())
-    state = engine.run(replay_batches(engine, VectorExperienceSource(envs, agent), buffer, 500, 64))
-    assert state.solved, f"avg_reward {state.avg_reward} after {state.frames} frames"
+    with TensorboardLogger(tmp_path) as tensorboard:
+        options = rung.Options(**settings, checkpoint_every=0)
+        run = Run(options, torch.device("cpu"), tmp_path, tensorboard, "05_vector_env")
+        rung.train(options, run)
+    assert run.solved, run.outcome

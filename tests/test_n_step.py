@@ -17,54 +17,48 @@ STACK, N_STEPS, GAMMA, SIZE = 3, 3, 0.5, (4, 5)
 
 
 class Games:
-    """Several games whose frames show their game, the number of the episode and the step in it."""
+    """Several games, whose frames each show a number of their own; all that happens is kept."""
 
-    def __init__(self, count: int, seed: int = 0) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.count = count
-        self.numbers, self.steps = np.zeros(count, int), np.zeros(count, int)
-        self.states = np.stack([self.frame(i) for i in range(count)])[:, None].repeat(STACK, 1)
-        self.expected: dict[int, list] = {i: [[]] for i in range(count)}  # by game and episode
+    def __init__(self, count: int) -> None:
+        self.rng, self.count, self.shown = np.random.default_rng(0), count, 0
+        self.history: list[tuple] = []  # states, actions, rewards, terminated and ended, by step
+        self.states = self.frames().repeat(STACK, axis=1)
 
-    def frame(self, game: int) -> np.ndarray:
-        frame = np.zeros(SIZE, np.uint8)
-        frame[0, :3] = game, self.numbers[game], self.steps[game]
-        return frame
+    def frames(self) -> np.ndarray:
+        frames = np.zeros((self.count, 1, *SIZE), np.uint8)
+        for frame in frames:
+            frame[0, 0, :2] = divmod(self.shown, 256)
+            self.shown += 1
+        return frames
 
     def step(self, actions: np.ndarray) -> VectorStep:
         ended = self.rng.random(self.count) < 0.2
         terminated = ended & (self.rng.random(self.count) < 0.7)
         rewards = self.rng.integers(-1, 2, self.count).astype(np.float32)
-        frames, episodes = [], []
-        self.states = self.states.copy()  # that of the step before stays as it is
-        for i in range(self.count):
-            state = self.states[i].copy()
-            self.steps[i] += 1
-            frames.append(self.frame(i)[None])
-            episodes.append(Episode(float(i), int(self.steps[i])) if ended[i] else None)
-            end = "terminated" if terminated[i] else "cut" if ended[i] else ""
-            self.expected[i][-1].append((state, int(actions[i]), float(rewards[i]), end))
-            self.states[i] = np.concatenate([self.states[i][1:], frames[-1]])
-            if ended[i]:
-                self.numbers[i] += 1
-                self.steps[i] = 0
-                self.states[i] = self.frame(i)[None].repeat(STACK, 0)
-                self.expected[i].append([])
-        return VectorStep(rewards, terminated, ended, np.stack(frames), episodes)
+        self.history.append((self.states, actions, rewards, terminated, ended))
+        frames = self.frames()
+        self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
+        self.states[ended] = self.frames()[ended]
+        episodes = [Episode(float(game), 1) if end else None for game, end in enumerate(ended)]
+        return VectorStep(rewards, terminated, ended, frames, episodes)
 
     def transitions(self) -> list[tuple]:
         """All n-step transitions, one by one, as the definition says."""
         found = []
-        for episodes in self.expected.values():
-            for steps in episodes:
-                for start, (state, action, _, _) in enumerate(steps):
-                    window = steps[start : start + N_STEPS]
-                    value = sum(GAMMA**k * step[2] for k, step in enumerate(window))
-                    if window[-1][3] == "terminated":
-                        found.append((state.tobytes(), action, value, True, None))
-                    elif window[-1][3] == "" and len(steps) > start + N_STEPS:
-                        following = steps[start + N_STEPS][0]
-                        found.append((state.tobytes(), action, value, False, following.tobytes()))
+        states, actions, rewards, terminated, ended = map(np.array, zip(*self.history, strict=True))
+        for start, game in np.ndindex(actions.shape):
+            begin = states[start, game].tobytes(), int(actions[start, game])
+            value = 0.0
+            for t in range(start, min(start + N_STEPS, len(actions))):
+                value += GAMMA ** (t - start) * rewards[t, game]
+                if terminated[t, game]:
+                    found.append((*begin, value, True, None))
+                if ended[t, game]:
+                    break
+            else:
+                if start + N_STEPS < len(actions):
+                    after = states[start + N_STEPS, game].tobytes()
+                    found.append((*begin, value, False, after))
         return sorted(found, key=repr)
 
 
@@ -109,7 +103,7 @@ def test_every_n_step_transition_is_sent_once_whatever_the_messages(messages, st
     assert [message.version for message in sent] == [*range(messages)]
     assert {message.player for message in sent} == {7}
     episodes = [e for message in sent for step in message.episodes for e in step if e]
-    assert len(episodes) == sum(len(episodes) - 1 for episodes in games.expected.values())
+    assert len(episodes) == sum(ended.sum() for *_, ended in games.history)
 
 
 def drawn(buffer: MessageReplayBuffer, count: int) -> set[tuple]:

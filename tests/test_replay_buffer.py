@@ -1,8 +1,9 @@
 """The replay buffer against a naive model that keeps whole stacks in a list."""
 
 from collections import deque
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, count, islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,12 @@ from test_rungs import options_of
 
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource, Transitions
+from lib.envs.preprocessing import Preprocessing
+from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.replay_buffer import ReplayBuffer
 
+PONG = "PongNoFrameskip-v4"
 SIZE = 2  # pixels squared are enough to tell frames apart
 
 
@@ -96,45 +100,55 @@ def test_samples_are_what_a_list_of_stacks_would_hold(kind, steps, capacity, sta
         assert len(buffer) == len(model.transitions)
 
 
-def test_samples_are_bit_equal_to_what_the_wrappers_return():
-    envs = [wrap_deepmind(make_atari("PongNoFrameskip-v4")) for _ in range(2)]
-    rng = np.random.default_rng(0)
-    seen: set[bytes] = set()
-    acted: set[tuple[bytes, int]] = set()
+def environments(agent: Callable) -> ExperienceSource:
+    return ExperienceSource([wrap_deepmind(make_atari(PONG)) for _ in range(2)], agent, seed=3)
 
-    def agent(states):
-        actions, shown = rng.integers(6, size=2), [np.array(state).tobytes() for state in states]
-        seen.update(shown)
-        acted.update(zip(shown, actions.tolist(), strict=True))
+
+def vector_environment(agent: Callable) -> VectorExperienceSource:
+    games = StackedVectorEnv(ale_games(PONG, 2), Preprocessing(PONG), seed=3)
+    return VectorExperienceSource(games, agent)
+
+
+@pytest.mark.parametrize("source", [environments, vector_environment])
+def test_samples_are_bit_equal_to_what_the_agent_saw(source):
+    random, seen, acted = np.random.default_rng(0), [], []
+
+    def agent(states: Sequence[Any]) -> np.ndarray:
+        seen.extend(map(np.array, states))
+        acted.extend(actions := random.integers(6, size=2))
         return actions
 
-    source = iter(ExperienceSource(envs, agent, seed=3))
-    buffer = ReplayBuffer(3_000, (4, 84, 84))
-    for _ in range(1_400):
-        buffer.extend(next(source))
-    next(source)  # the agent has seen the last states, too
-    sampled = unpack(buffer.sample(10_000))
-    assert any(end for *_, end, _ in sampled), "no game ended"
-    assert {(state, action) for state, action, *_ in sampled} <= acted
-    assert {following for *_, end, following in sampled if not end} <= seen
+    buffer, steps = ReplayBuffer(3_000, (4, 84, 84)), chain.from_iterable(source(agent))
+    for number, step in enumerate(islice(steps, 1_400)):
+        buffer.extend([step._replace(rewards=2 * number + np.arange(2))])
+    next(steps)  # the agent has seen the last states, too
+    states, actions, numbers, terminated, next_states = buffer.sample(2_000)
+    places, goes_on, shown = numbers.long(), ~terminated, torch.from_numpy(np.stack(seen))
+    assert torch.equal(states, shown[places])
+    assert torch.equal(actions, torch.tensor(acted)[places])
+    assert torch.equal(next_states[goes_on], shown[places + 2 * goes_on][goes_on])
+    assert not goes_on.all(), "no game ended"
 
 
-def test_batches_are_cut_from_one_window_and_repeat_with_the_seed():
-    buffer, same, restored = (ReplayBuffer(100, (4, 84, 84), seed=seed) for seed in (7, 7, 8))
-    pictures, no = np.zeros((1, 84, 84), np.uint8), np.zeros(1, bool)
-    for number in range(60):
-        column, begins = np.array([number]), np.array([number == 0])
-        for one in (buffer, same):
-            new = (column, column, no, pictures, begins, pictures[begins], [None])
-            one.extend([Transitions(*new)])
-    restored.load_state_dict(buffer.state_dict())
-    batch, *others = (one.sample(32) for one in (buffer, same, restored))
-    for other in others:
-        assert all(torch.equal(one, two) for one, two in zip(batch, other, strict=True))
-    assert batch.states.untyped_storage().data_ptr() == batch[4].untyped_storage().data_ptr()
-    assert batch.states.shape == batch.next_states.shape == (32, 4, 84, 84)
-    kept = [x.nbytes for x in buffer.state_dict().values() if isinstance(x, torch.Tensor)]
-    assert sum(kept) / len(buffer) < 1.2 * 84 * 84  # a frame is stored once
+@pytest.mark.parametrize("kind", [ReplayBuffer, DeviceReplayBuffer])
+def test_no_transition_is_dropped_before_its_frames_are(kind):
+    """With episodes of one step every transition takes two frames; there is room for 38."""
+    buffer, model, stream = kind(33, (2, SIZE, SIZE)), NaiveModel(38 // 2, 2), Stream(1)
+    for _ in range(200):
+        new = stream.step(np.ones(1, bool), np.ones(1, bool))
+        buffer.extend([new])
+        model.append(new)
+    assert unpack(buffer.sample(1_000)) == set(model.transitions)
+
+
+def test_a_frame_is_stored_once_and_a_batch_is_cut_from_one_window():
+    buffer, stream, no = ReplayBuffer(100, (4, SIZE, SIZE)), Stream(1), np.zeros(1, bool)
+    buffer.extend([stream.step(no, no) for _ in range(160)])
+    assert len(buffer) == 100
+    assert len(buffer.state_dict()["frames"]) < 1.2 * 100
+    states, *_, next_states = buffer.sample(32)
+    assert states.shape == next_states.shape == (32, 4, SIZE, SIZE)
+    assert states.untyped_storage().data_ptr() == next_states.untyped_storage().data_ptr()
 
 
 def arrivals(envs: int, steps: int, count: int) -> Iterator[list[Transitions]]:

@@ -46,35 +46,33 @@ def test_trains_and_leaves_its_record(script, trained):
     assert re.search(r"episode +1 +reward +-?\d+ +avg +-", result.out)
     assert result.out.splitlines()[-1].startswith("frame limit reached after ")
 
-    events, name = read_events(result.folder.parent), result.folder.name
+    events, name = read_events(result.folder), result.folder.name
     assert re.fullmatch(
         rf"{script}-pong-\S*epsframes400\S*-seed5-\d{{4}}-\d\d-\d\dT\d\d-\d\d-\d\d", name
     )
-    tags = set(events.Tags()["scalars"])
-    assert {f"episodes/{name}" for name in ("reward", "avg_reward", "steps")} <= tags
-    outcome = {tag: events.Scalars(tag)[0].value for tag in tags if tag.startswith("outcome/")}
-    assert frames <= outcome["outcome/frames"] < frames + 12
-    assert outcome["outcome/updates"] > (10 if script in PARALLEL else 90)
-    if script not in PARALLEL:
-        names = ("loss", "avg_loss", "epsilon", "fps", "avg_fps", "frames", "time_passed")
-        assert {f"train/{name}" for name in names} <= tags
-    assert outcome["outcome/solved"] == 0.0
+
+    def outcome(name: str) -> float:
+        return events.Scalars(f"outcome/{name}")[0].value
+
+    assert frames <= outcome("frames") < frames + 12
+    assert outcome("updates") > (10 if script in PARALLEL else 90)
+    assert outcome("solved") == 0.0
+    told = {"episodes/reward", "episodes/avg_reward", "episodes/steps"}
+    if script not in PARALLEL:  # whose player may be slower than these few updates
+        told |= {f"train/{name}" for name in ("loss", "avg_loss", "epsilon", "fps", "avg_fps")}
+    assert told <= set(events.Tags()["scalars"])
     if script in SPEEDRUNS:  # avg_reward was there, but the agent loses
-        assert outcome["outcome/reached_frames"] < frames
+        assert outcome("reached_frames") < frames
         assert events.Scalars("trial/won")[0].value == 0
         assert "training goes on" in result.out
-    settings = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
-    assert b"learning_rate" in settings
-    assert script.encode() in settings
-    assert "_hparams_/session_end_info" in events.summary_metadata
 
 
 @pytest.mark.parametrize("script", ["06_compiled_update", "08_recompiled_pong"])
 def test_same_seed_same_run_bit_for_bit(script, trained, tmp_path):
-    whole = curves(trained(script).folder.parent)
+    whole = curves(trained(script).folder)
     result = run_rung(script, tmp_path, *short_run(script))
     assert result.returncode == 0, result.stderr
-    assert curves(tmp_path) == whole
+    assert curves(*tmp_path.iterdir()) == whole
     assert any(tag == "train/loss" for tag, _, _ in whole)
 
 
@@ -100,12 +98,12 @@ def test_same_seed_same_run_if_it_is_killed_and_terminated(script, trained, tmp_
     result = program(script, "--resume", run, "--max-frames", frames_of(script))
     assert result.code == 0, result.error
     assert list(place.glob("*.tmp")) == []
-    assert curves(tmp_path) == curves(trained(script).folder.parent)
+    assert curves(*tmp_path.iterdir()) == curves(trained(script).folder)
 
 
 def test_slow_gradients_change_no_number(trained):
     """00 does the arithmetic of 01: what it leaves on costs time and memory, nothing else."""
-    slow, usual = (curves(trained(script).folder.parent) for script in SERIAL[:2])
+    slow, usual = (curves(trained(script).folder) for script in SERIAL[:2])
     assert slow == usual  # bit for bit; avg_loss is made of every loss
     assert len({value for tag, _, value in usual if tag == "train/avg_loss"}) == 2
 
@@ -131,7 +129,7 @@ def test_other_rungs_resume_without_a_seam(script, trained_copy, program):
     kept, resumed = (state["settings"]["hyperparameters"] for state in (before, after))
     changed = {name for name in kept if kept[name] != resumed[name]}
     assert changed == {"max_frames", "resume", "run_dir"}  # where it was copied to
-    events = read_events(run.parent)
+    events = read_events(run)
     for tag in events.Tags()["scalars"]:
         points = events.Scalars(tag)
         steps = [point.step for point in points]
@@ -168,6 +166,9 @@ BAD = """
 01_baseline --env ALE/Pong-v5
 01_baseline --no-such-flag
 01_baseline --device cuda:99
+01_baseline --device toaster
+01_baseline --device cuda:x
+01_baseline --cuda --device cpu
 02_n_envs --envs 1000000
 02_n_envs --replay-size 10 --replay-initial 10
 05_vector_env --batch-size 65536
@@ -256,15 +257,6 @@ def start(script: str, folder: Path, *flags: str, after: int = 0) -> subprocess.
     raise AssertionError(process.communicate()[1])
 
 
-def children(process: subprocess.Popen) -> list[psutil.Process]:
-    """Players of a trainer (and the resource tracker that Python starts beside them)."""
-    return psutil.Process(process.pid).children()
-
-
-def is_player(child: psutil.Process) -> bool:
-    return "spawn_main" in " ".join(child.cmdline())
-
-
 def wait_until_gone(below: list[psutil.Process]) -> list[psutil.Process]:
     """Those that are still there after five seconds."""
     _, alive = psutil.wait_procs(below, timeout=5)
@@ -274,19 +266,19 @@ def wait_until_gone(below: list[psutil.Process]) -> list[psutil.Process]:
 def test_interrupted_runs_leave_complete_records_and_no_process(tmp_path):
     """Ctrl-C, which all processes get; it is resumed, and the trainer killed."""
     process = start("03_parallel", tmp_path, *QUICK, "--amp", "--play-device", "cpu")
-    below = children(process)
+    below = psutil.Process(process.pid).children()
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
     assert "interrupted after" in out
-    frames = int(read_events(tmp_path).Scalars("outcome/frames")[0].value)
+    (run,) = tmp_path.iterdir()
+    frames = int(read_events(run).Scalars("outcome/frames")[0].value)
     assert wait_until_gone(below) == []
 
-    (run,) = tmp_path.iterdir()
     more = ("--resume", str(run), "--max-frames", "20000")
     process = start("03_parallel", tmp_path, *more, after=frames + 298)  # its buffer is filled
-    below = children(process)
-    assert any(map(is_player, below))
+    below = psutil.Process(process.pid).children()
+    assert any("spawn_main" in " ".join(child.cmdline()) for child in below)  # the player
     process.kill()
     process.communicate(timeout=60)
     assert wait_until_gone(below) == []

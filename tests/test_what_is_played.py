@@ -2,15 +2,15 @@
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import BEYOND, PARALLEL, SERIAL
+from conftest import BEYOND, PARALLEL, SERIAL, SPEEDRUNS
 from ignite.handlers import TensorboardLogger
 
 from lib.envs.experience import ExperienceSource, Transitions
@@ -28,7 +28,7 @@ class Enough(Exception):  # noqa: N818, it is no error
     """As many frames as are wanted."""
 
 
-def played(script: str, folder: Path, **settings: int) -> list[np.ndarray]:
+def played(script: str, folder: Path, **settings: float) -> list[np.ndarray]:
     """What the first game of a rung showed to the same network, which acts greedily."""
     module = importlib.import_module(script)
     frames: list[np.ndarray] = []
@@ -36,36 +36,33 @@ def played(script: str, folder: Path, **settings: int) -> list[np.ndarray]:
 
     def look_at(source: ExperienceSource) -> Iterator[list[Transitions]]:
         for steps in iterate(source):
-            frames.extend(step.frames[0] for step in steps)
+            see(*steps)
             yield steps
 
     def look(envs: StackedVectorEnv) -> VectorStep:
-        step = receive(envs)
-        frames.append(step.frames[0])
+        see(step := receive(envs))
         return step
 
-    def put(step: Transitions) -> None:
-        if len(frames) == FRAMES:
+    def see(*steps: Transitions | VectorStep) -> None:
+        frames.extend(step.frames[0] for step in steps)
+        if len(frames) >= FRAMES:
             raise Enough
 
-    settings = {"epsilon_start": 1e-6, "epsilon_final": 1e-6, **settings}
-    if script.startswith("04"):
-        settings["noop_max"] = 30  # it has none of its own
-    options = getattr(module, "Options", ReplayOptions)(**settings)
-    envs = {"envs": 2} if hasattr(options, "envs") else {}
-    options = replace(options, **envs, max_frames=FRAMES * (1 + len(envs)))
+    options_class = getattr(module, "Options", ReplayOptions)
+    settings |= {"envs": 2} if hasattr(options_class, "envs") else {}
+    settings |= {"noop_max": 30} if script.startswith("04") else {}  # it has none of its own
+    settings |= {"epsilon_floor": 1e-6} if script in SPEEDRUNS else {}
+    options = options_class(epsilon_start=1e-6, epsilon_final=1e-6, **settings)
     torch.manual_seed(0)
-    with TensorboardLogger(folder) as tensorboard, pytest.MonkeyPatch.context() as patch:
+    with suppress(Enough), TensorboardLogger(folder) as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExperienceSource, "__iter__", look_at)
         patch.setattr(StackedVectorEnv, "recv", look)
         patch.setattr(torch, "compile", lambda function, **_: function)  # it would take a minute
         if script in PARALLEL:
             net = DQN((options.preprocessing.stack, 84, 84), 6)
-            with pytest.raises(Enough):
-                module.play(SimpleNamespace(put=put), options, net, lambda frame: 0.0, 0)
+            module.play(Mock(), options, net, lambda frame: 0.0, 0)
         else:
-            run = Run(options, torch.device("cpu"), folder, tensorboard, script)
-            module.train(options, run)
+            module.train(options, Run(options, torch.device("cpu"), folder, log, script))
     return frames
 
 

@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import Scripted
+from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from PIL import Image
 
@@ -25,29 +25,53 @@ from lib.envs.experience import Episode, ExperienceSource
 PONG = "PongNoFrameskip-v4"
 
 
-def script(*pictures: int, end: bool = True, lives: int = 0, reward: float = 1.0) -> list:
-    """Pictures in a row, a reward with each, the last one ends the game."""
-    last = len(pictures) - 1
-    return [(value, reward, end and i == last, lives) for i, value in enumerate(pictures)]
+class Scripted(gym.Env):
+    """Shows pictures of one colour, with a reward each, until the last one; keeps the actions."""
+
+    observation_space = spaces.Box(0, 255, (210, 160, 3), np.uint8)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, *colours, lives=(), reward=1.0, meanings=("NOOP", "FIRE", "UP")) -> None:
+        self.colours, self.left, self.reward = colours, lives or [0] * len(colours), reward
+        self.get_action_meanings = lambda: list(meanings)
+        self.ale, self.resets, self.actions = self, 0, []
+
+    def lives(self) -> int:
+        return self.left[self.position]
+
+    def picture(self) -> np.ndarray:
+        return np.full(self.observation_space.shape, self.colours[self.position], np.uint8)
+
+    def reset(self, *, seed=None, options=None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.position = 0
+        self.resets += 1
+        return self.picture(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.position += 1
+        self.actions.append(action)
+        ended = self.position == len(self.colours) - 1
+        return self.picture(), self.reward, ended, False, {}
 
 
 def test_noop_reset_plays_one_to_noop_max_noops_and_follows_the_seed():
     counts = []
     for seed in [*range(40), 0]:
-        inner = Scripted(script(*range(20)))
+        inner = Scripted(*range(20))
         NoopReset(inner, noop_max=5).reset(seed=seed)
         assert set(inner.actions) == {0}
         counts.append(len(inner.actions))
     assert set(counts) == {1, 2, 3, 4, 5}
     assert counts[0] == counts[-1]
-    inner = Scripted(script(7, 8))  # over after one step: begins again
+    inner = Scripted(7, 8)  # over after one step: begins again
     assert NoopReset(inner, noop_max=3).reset(seed=0)[0].max() == 7
 
 
 @pytest.mark.parametrize(("max_pool", "seen"), [(False, 4), (True, 30)])
 def test_actions_are_repeated_and_rewards_summed(max_pool, seen):
     """It returns the last frame, or the maximum of the last two."""
-    inner = Scripted(script(0, 200, 9, 30, 4, 5))
+    inner = Scripted(0, 200, 9, 30, 4, 5)
     env = Skip(inner, 4, max_pool)
     env.reset()
     observation, reward, terminated, _, _ = env.step(2)
@@ -58,8 +82,7 @@ def test_actions_are_repeated_and_rewards_summed(max_pool, seen):
 
 
 def test_episodic_life_ends_with_a_life_and_goes_on_with_the_game():
-    lives = [3, 3, 2, 2, 1, 0]
-    inner = Scripted([(i, 1.0, i == 5, n) for i, n in enumerate(lives)])
+    inner = Scripted(*range(6), lives=[3, 3, 2, 2, 1, 0])
     env = EpisodicLife(inner)
     env.reset()
     assert [env.step(2)[2] for _ in range(2)] == [False, True]
@@ -71,8 +94,7 @@ def test_episodic_life_ends_with_a_life_and_goes_on_with_the_game():
 
 
 def test_whole_games_survive_lives_and_clipping():
-    lives = [3, 3, 2, 2, 1, 1]
-    inner = Scripted([(i, 5.0, i == 5, n) for i, n in enumerate(lives)])
+    inner = Scripted(*range(6), lives=[3, 3, 2, 2, 1, 1], reward=5.0)
     env = gym.wrappers.RecordEpisodeStatistics(inner)
     env = FrameStack(ImageToPyTorch(WarpFrame(ClipReward(EpisodicLife(env)))), 2)
     source = iter(ExperienceSource([env], lambda states: np.full(1, 2)))
@@ -84,11 +106,11 @@ def test_whole_games_survive_lives_and_clipping():
 
 
 def test_fire_reset_presses_fire():
-    inner = Scripted(script(1, 2, 3))
+    inner = Scripted(1, 2, 3)
     observation, _ = FireReset(inner).reset()
     assert (observation.max(), inner.actions) == (2, [1])
     with pytest.raises(ValueError, match="FIRE"):
-        FireReset(Scripted(script(1, 2), meanings=("NOOP", "UP")))
+        FireReset(Scripted(1, 2, meanings=("NOOP", "UP")))
 
 
 def test_every_resizer_makes_a_small_grey_picture():
@@ -141,14 +163,12 @@ def test_frame_stack_shares_its_frames():
 
 
 def test_every_choice_of_the_composition_is_a_keyword():
-    env = wrap_deepmind(
-        make_atari(PONG, noop_max=0, skip=2, max_pool=False, obs_type="grayscale"),
-        episodic_life=False,
-        fire_reset=False,
-        size=42,
-        resize="opencv-nearest",
-        clip_reward=False,
-        stack=3,
-    )
-    observation, _ = env.reset(seed=0)
-    assert np.asarray(observation).shape == (3, 42, 42)
+    game = make_atari(PONG, noop_max=0, skip=2, max_pool=False, obs_type="grayscale")
+    choices = dict.fromkeys(("episodic_life", "fire_reset", "clip_reward"), False)
+    env = wrap_deepmind(game, **choices, size=42, resize="opencv-nearest", stack=3)
+    kinds = "<FrameStack<ImageToPyTorch<WarpFrame<RecordEpisodeStatistics<Skip<OrderEnforcing<"
+    assert str(env).startswith(kinds)
+    assert [env.get_wrapper_attr(name) for name in ("skip", "max_pool")] == [2, False]
+    assert env.get_wrapper_attr("_resize") is RESIZERS["opencv-nearest"]
+    assert env.unwrapped.observation_space.shape == (210, 160)
+    assert np.asarray(env.reset(seed=0)[0]).shape == (3, 42, 42)
