@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import ladder, techniques
+from benchmarks import ladder, report, techniques
 from benchmarks.__main__ import main
 from benchmarks.breakdown import REST, Span, innermost
 from benchmarks.records import read_records
@@ -35,6 +35,37 @@ def test_a_real_run_is_recorded_and_not_repeated(tmp_path, capfd, monkeypatch) -
     assert main(command) == 0
     assert "1 of 1 runs are complete" in capfd.readouterr().out
     assert len(read_records(tmp_path)) == 1
+
+
+def test_a_changed_file_makes_a_commit_dirty(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    assert commit() == ""
+    (tmp_path / "kept").write_text("kept")
+    who = ("-c", "user.name=tests", "-c", "user.email=tests")
+    for command in (("init", "-q"), ("add", "kept"), (*who, "commit", "-qm", "kept")):
+        subprocess.run(("git", *command), cwd=tmp_path, check=True)
+    clean = commit()
+    (tmp_path / "new").write_text("no part of it")
+    assert commit() == clean != ""
+    (tmp_path / "kept").write_text("changed")
+    assert commit() == f"{clean}-dirty"
+
+
+@pytest.mark.slow
+def test_a_rung_is_taken_apart(tmp_path) -> None:
+    command = ["breakdown", "03", "--updates", "5", "--out", str(tmp_path)]
+    assert main([*command, "--", "--batch-size", "2"]) == 0
+    with open(tmp_path / "breakdown.csv", newline="") as file:
+        told = {
+            (row["who"], row["part"]): float(row["ms per frame"]) for row in csv.DictReader(file)
+        }
+    shared, player = {"waiting", REST}, {"environment", "wrappers", "choosing actions", "sending"}
+    learner = {"storing", "sampling", "forward", "backward", "optimizer", "update"}
+    learner |= {"logging and handlers"}
+    assert {part for who, part in told if who == "main process"} == learner | shared
+    assert {part for who, part in told if who == "player process"} == player | shared
+    assert min(told.values()) > 0
+    assert (tmp_path / "timeline.png").stat().st_size > 10_000
 
 
 @pytest.fixture

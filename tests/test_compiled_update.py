@@ -10,7 +10,7 @@ from torch.func import grad_and_value
 
 from lib.envs.experience import Transitions
 from lib.gpu_checks import Results, left_out
-from lib.learning.compiled_update import CompiledUpdate, compiled_way
+from lib.learning.compiled_update import CapturedForward, CompiledUpdate, compiled_way
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN, adam
 from lib.learning.loss import bellman_loss
@@ -104,6 +104,15 @@ def test_a_compiled_sample_has_the_rows_of_the_plain_one() -> None:
     compiled = compiled_way("last step", "sample", plain, buffer.device, rows, allowed=0.0)
     assert compiled is not plain, left_out
     assert len(rows(compiled)["rows"].unique()) > 300
+
+
+def test_compiling_the_choice_of_actions_draws_no_number() -> None:
+    def act(states: torch.Tensor) -> torch.Tensor:
+        return states.double().sum((1, 2, 3)) + torch.rand(len(states))
+
+    before = torch.get_rng_state()
+    CapturedForward(act, (2, *SHAPE), torch.device("cpu"), compiled=True)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_average_of_the_weights_follows_them_and_plays():

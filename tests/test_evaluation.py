@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -133,6 +134,16 @@ def test_a_trial_ends_with_a_lost_game_or_a_signal(interrupted, run):
     assert (trial.games, trial.won, trial.passed) == (3, 0, False)
     assert trial.decided != interrupted
     assert list(trial.rewards) == [] if interrupted else min(trial.rewards) <= -19
+
+
+def test_every_trial_has_games_of_its_own(run, monkeypatch):
+    seeds = Mock(side_effect=StopIteration)
+    monkeypatch.setattr(evaluation, "make_games", lambda _, part: seeds(*part))
+    for frames in (0, 1):
+        with pytest.raises((RuntimeError, StopIteration)):
+            try_agent(plays_badly, SimpleNamespace(state=SimpleNamespace(frames=frames)), run)
+    one, other = (set(call.args) for call in seeds.call_args_list)
+    assert not one & other
 
 
 ALL_BUT_ONE = [20.0] * 63

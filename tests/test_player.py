@@ -2,6 +2,7 @@
 
 import os
 import signal
+from threading import Event
 
 import numpy as np
 import pytest
@@ -67,6 +68,17 @@ def test_what_the_player_failed_with_is_told_in_one_line():
     told = r"RuntimeError: the emulator is on fire \(test_player"
     with pytest.raises(Failure, match=told), Player(fail, (), 8) as player:
         list(player)
+
+
+def hang(queue: ExperienceQueue) -> None:
+    queue.put(step(0))
+    Event().wait()
+
+
+def test_a_player_that_sends_nothing_is_given_up():
+    told = "sent nothing for 1 seconds"
+    with pytest.raises(Failure, match=told), Player(hang, (), 8, timeout=1) as player:
+        assert len([step for steps in player for step in steps]) == 1
 
 
 def test_the_player_sees_the_live_weights_and_goes_with_the_trainer():

@@ -1,6 +1,7 @@
 """A run folder: who may use it, and what is in it whatever happens. A tiny network learns."""
 
 import copy
+import errno
 import io
 import math
 import os
@@ -13,10 +14,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import Ended, curves, everything, one_line, read_events
+from filelock import FileLock
 from ignite.engine import Engine, Events, State
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from test_handlers import stream
@@ -364,6 +367,14 @@ def test_a_run_that_is_alive_cannot_be_resumed(start):
     again = start("--resume", str(run.folder), "--max-frames", "80", every=resume)
     assert (run.code, again.code) == (0, 0), again.error
     assert len(tried) == 6 + 2
+
+
+def test_a_file_system_without_locks_is_told_and_used(start, monkeypatch):
+    refuse = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    run = start("--max-frames", "45")
+    assert (run.code, run.error) == (0, "")
+    assert run.out.startswith("this file system has no locks: do not resume a run before it has")
 
 
 @pytest.mark.parametrize(("options", "of_four"), [(SpeedrunOptions, 4), (SharedCoresOptions, 2)])

@@ -39,7 +39,7 @@ QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4"
 def test_trains_and_leaves_its_record(script, trained):
     result, frames = trained(script), frames_of(script)
     assert (result.code, result.error) == (0, "")
-    first = rf"run folder \S+ {script} in b?float\d+ on device cpu.* threads \d+.* torch 2\."
+    first = rf"run folder \S+ {script} in b?float\d+ on device cpu.* threads 1, .* torch 2\."
     assert re.match(first, " ".join(result.out.split()))
     assert result.out.count("training begins at frame") == 1
     assert "left out" not in result.out  # 08 is compiled, and learns what it learns uncompiled
@@ -99,6 +99,16 @@ def test_same_seed_same_run_if_it_is_killed_and_terminated(script, trained, tmp_
     assert result.code == 0, result.error
     assert list(place.glob("*.tmp")) == []
     assert curves(*tmp_path.iterdir()) == curves(trained(script).folder)
+
+
+@pytest.mark.parametrize("script", ["02_n_envs", "04_new_wrappers_n_env"])
+def test_several_environments_are_resumed_without_a_difference(script, trained, program, tmp_path):
+    frames = frames_of(script)
+    early = (*short_run(script), "--run-dir", tmp_path, "--max-frames", frames - 61)
+    assert program(script, *early).code == 0
+    (run,) = tmp_path.iterdir()
+    assert program(script, "--resume", run, "--max-frames", frames).code == 0
+    assert curves(run) == curves(trained(script).folder)
 
 
 def test_slow_gradients_change_no_number(trained):

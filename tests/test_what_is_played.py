@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import numpy as np
 import pytest
 import torch
 from conftest import BEYOND, PARALLEL, SERIAL, SPEEDRUNS
+from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 
 from lib.envs.experience import ExperienceSource, Transitions
@@ -18,6 +19,8 @@ from lib.envs.vector_env import StackedVectorEnv, VectorStep
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN
 from lib.learning.replay_buffer import ReplayBuffer
+from lib.learning.schedules import Progress
+from lib.training.events import PlayEvents
 from lib.training.options import ReplayOptions
 from lib.training.run import Run
 
@@ -71,6 +74,57 @@ def played(script: str, folder: Path, **settings: float) -> list[np.ndarray]:
 def test_games_take_the_seed(script: str, tmp_path: Path) -> None:
     one, other = (np.stack(played(script, tmp_path, seed=seed)) for seed in (1, 2))
     assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("script", PARALLEL)
+@pytest.mark.parametrize(
+    ("settings", "frames"), [({}, 2), ({"play_device": "cpu"}, 4), ({"sync_frames": 5}, 5)]
+)
+def test_a_player_acts_with_the_weights_of_its_last_refresh(script, settings, frames) -> None:
+    module = importlib.import_module(script)
+    options, actions = module.Options(**settings), []
+    net = DQN((options.preprocessing.stack, 84, 84), 6).requires_grad_(False)
+    for weight in net.parameters():
+        weight.zero_()
+
+    def put(step: Transitions) -> None:
+        actions.append(step.actions.item())
+        if len(actions) == 2:
+            net.fc[-1].bias[3] = 1.0  # what is learned while it plays
+        if len(actions) == 10:
+            raise Enough
+
+    with pytest.raises(Enough):
+        module.play(Mock(put=put), options, net, lambda frame: 0.0, 0)
+    assert actions == [0] * frames + [3] * (10 - frames)
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize("script", PARALLEL)
+def test_the_player_gets_its_settings(script, tmp_path, monkeypatch) -> None:
+    module = importlib.import_module(script)
+    monkeypatch.setattr(module, "Player", Mock(side_effect=Enough))
+    options = module.Options(steps=3, player_timeout=7.0)
+    with pytest.raises(Enough), TensorboardLogger(tmp_path) as log:
+        module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
+    module.Player.assert_called_once_with(module.play, ANY, 6, timeout=7.0, device="cpu")
+
+
+@pytest.mark.usefixtures("console", "ends")
+@pytest.mark.parametrize("script", SPEEDRUNS)
+def test_a_lost_trial_sets_the_schedules_back(script, tmp_path, monkeypatch) -> None:
+    module, points = importlib.import_module(script), Progress()
+    points.share = 1.0
+    monkeypatch.setattr(module, "Progress", lambda: points)
+    tried = PlayEvents.TRIED
+    monkeypatch.setattr(
+        module, "attach_handlers", lambda engine, *_: engine.register_events(*PlayEvents)
+    )
+    monkeypatch.setattr(Engine, "run", lambda engine, data: engine.fire_event(tried))
+    options = module.Options(envs=2)
+    with TensorboardLogger(tmp_path) as log:
+        module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
+    assert points.share == 0.7
 
 
 STEPS = {"02_n_envs": 2, "04_new_wrappers_n_env": 2, "05_vector_env": 1, "06_compiled_update": 1}

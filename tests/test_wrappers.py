@@ -21,6 +21,7 @@ from lib.envs.atari_wrappers import (
     wrap_deepmind,
 )
 from lib.envs.experience import Episode, ExperienceSource
+from lib.training.options import WrapperOptions
 
 PONG = "PongNoFrameskip-v4"
 
@@ -172,3 +173,18 @@ def test_every_choice_of_the_composition_is_a_keyword():
     assert env.get_wrapper_attr("_resize") is RESIZERS["opencv-nearest"]
     assert env.unwrapped.observation_space.shape == (210, 160)
     assert np.asarray(env.reset(seed=0)[0]).shape == (3, 42, 42)
+
+
+def test_every_choice_of_04_is_a_flag():
+    usual = "<FrameStack<ClipReward<ImageToPyTorch<WarpFrame<FireReset<EpisodicLife<RecordEpis"
+    env = WrapperOptions().make_env()
+    assert str(env).startswith(usual)
+    assert not env.get_wrapper_attr("max_pool")
+    switched = dict.fromkeys(("episodic_life", "fire_reset", "clip_reward"), False)
+    switched |= {"noop_max": 5, "max_pool": True, "stack": 3, "resize": "opencv-nearest"}
+    env = WrapperOptions(**switched).make_env()
+    kinds = "<FrameStack<ImageToPyTorch<WarpFrame<RecordEpisodeStatistics<Skip<NoopReset<"
+    assert str(env).startswith(kinds)
+    assert [env.get_wrapper_attr(name) for name in ("noop_max", "max_pool")] == [5, True]
+    assert env.get_wrapper_attr("_resize") is RESIZERS["opencv-nearest"]
+    assert env.observation_space.shape == (3, 84, 84)
