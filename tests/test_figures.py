@@ -106,6 +106,15 @@ def test_the_frames_to_17() -> None:
         assert at_17(script)[0] == f"{median(record.to_bar[0] for record in records):,.0f}"
 
 
+def test_the_second_seeds() -> None:
+    """Of rungs whose third run has not ended."""
+    text = (ROOT / "results/README.md").read_text(encoding="utf-8").split("**Seeds differ")[1]
+    for script, records in runs(ZEN4 / SOLVED).items():
+        for record in records:
+            share = record.to_bar[0] / frames(script)
+            assert re.search(f"{record.to_bar[0]:,.0f} frames, {share:.2f} of", text)
+
+
 def test_the_games_after_no_ops() -> None:
     """Those played by ``play.py``, or by 05 and 09 themselves."""
     text = (XEON / "solved/games.txt").read_text(encoding="utf-8")
