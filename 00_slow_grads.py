@@ -33,7 +33,7 @@ def train(hp: ReplayOptions, run: Run) -> None:
 
     net = DQN(observation_shape, n_actions).to(run.device)
     target_net = copy.deepcopy(net)
-    optimizer = adam(net, hp.learning_rate)
+    optimizer = adam(net, hp.learning_rate, hp.adam_epsilon)
 
     def q_function(states: torch.Tensor) -> torch.Tensor:
         return net(states).detach()

@@ -32,7 +32,7 @@ def train(hp: ReplayOptions, run: Run) -> None:
 
     net = DQN(observation_shape, n_actions).to(run.device)
     target_net = copy.deepcopy(net)
-    optimizer = adam(net, hp.learning_rate)
+    optimizer = adam(net, hp.learning_rate, hp.adam_epsilon)
 
     q_function = torch.no_grad()(net)  # records nothing for a backward pass
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)

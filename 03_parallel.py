@@ -62,7 +62,7 @@ def train(hp: Options, run: Run) -> None:
 
     net = DQN(observation_shape, n_actions).to(run.device).share_memory()
     target_net = copy.deepcopy(net)
-    optimizer = adam(net, hp.learning_rate)
+    optimizer = adam(net, hp.learning_rate, hp.adam_epsilon)
 
     epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames * hp.steps)
     arguments, bound = (hp, net, epsilon, run.frames_before), 2 * hp.steps

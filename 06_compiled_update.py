@@ -45,7 +45,7 @@ def train(hp: Options, run: Run) -> None:
     batch_size = hp.batch_size * hp.envs
 
     network = DQN(observation_shape, n_actions).to(run.device)
-    net = MixedWeights(network, hp.dtype, hp.learning_rate)
+    net = MixedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon)
     target_net = copy.deepcopy(network).to(net.dtype)
     buffer = DeviceReplayBuffer(hp.replay_size, observation_shape, run.device)
 

@@ -72,7 +72,7 @@ def train(hp: Options, run: Run) -> None:
 
     net = DQN(observation_shape, n_actions).to(run.device)
     target_net = copy.deepcopy(net)
-    optimizer = adam(net, hp.learning_rate)
+    optimizer = adam(net, hp.learning_rate, hp.adam_epsilon)
     buffer = MessageReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
     epsilons = ape_x_epsilons(hp.players, hp.envs, hp.epsilon_final)
     epsilon = LinearSchedule(hp.epsilon_start, epsilons.mean(), hp.epsilon_frames)

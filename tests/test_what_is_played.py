@@ -100,6 +100,19 @@ def test_a_player_acts_with_the_weights_of_its_last_refresh(script, settings, fr
 
 
 @pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize("script", [*SERIAL[1:], *PARALLEL, *BEYOND])
+def test_adam_gets_its_epsilon(script, tmp_path, monkeypatch) -> None:
+    module, attach = importlib.import_module(script), Mock(side_effect=Enough)
+    monkeypatch.setattr(module, "attach_handlers", attach)
+    options = getattr(module, "Options", ReplayOptions)(adam_epsilon=0.5)
+    with pytest.raises(Enough), TensorboardLogger(tmp_path) as log:
+        module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
+    saved = attach.call_args.args[3]
+    optimizer = saved.get("optimizer")
+    assert (optimizer.defaults["eps"] if optimizer else saved["net"].epsilon) == 0.5
+
+
+@pytest.mark.usefixtures("ends")
 @pytest.mark.parametrize("script", PARALLEL)
 def test_the_player_gets_its_settings(script, tmp_path, monkeypatch) -> None:
     module = importlib.import_module(script)

@@ -160,11 +160,11 @@ class DuelingDQN(DQN):
 NETWORKS: dict[str, type[DQN]] = {network.__name__: network for network in (DQN, DuelingDQN)}
 
 
-def adam(network: nn.Module, learning_rate: float) -> torch.optim.Adam:
+def adam(network: nn.Module, learning_rate: float, epsilon: float = 1e-8) -> torch.optim.Adam:
     """Adam over all parameters in one fused pass.
 
     The arithmetic is Adam's (Kingma and Ba, arXiv:1412.6980). Unfused, it reads the 1.7 million
     parameters a dozen times. This costs more than a convolution on a CPU, and a dozen kernel
     launches per tensor on a GPU.
     """
-    return torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True)
+    return torch.optim.Adam(network.parameters(), lr=learning_rate, eps=epsilon, fused=True)
