@@ -17,6 +17,7 @@ import torch
 from conftest import ROOT, one_line, read_events, run_rung
 from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
+from test_handlers import small
 from test_learning import Catch
 from test_n_step import SIZE, STACK, play
 from test_rungs import QUICK, options_of, start
@@ -186,7 +187,7 @@ def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
     engine = Engine(lambda engine, _: seen.append(engine.state.frames) or torch.zeros(()))
     with TensorboardLogger(log_dir=str(tmp_path)) as logger:
         run = Run(options, torch.device("cpu"), tmp_path, logger, SCRIPT)
-        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {})
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {"net": small()})
         completed = PlayEvents.EPISODE_COMPLETED
         engine.add_event_handler(completed, lambda: rewards.add(engine.state.episode.reward))
         # Messages are dropped whole, so this one holds less than it was asked to wait for.

@@ -13,8 +13,11 @@ from ignite.handlers import TensorboardLogger
 from test_player import step
 
 from lib.envs.experience import Episode
+from lib.learning.dqn_model import DQN
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.schedules import LinearSchedule
+from lib.learning.weights import AveragedWeights
+from lib.training import handlers
 from lib.training.evaluation import evaluate
 from lib.training.events import COUNTERS, PlayEvents, announce
 from lib.training.handlers import attach_handlers
@@ -31,15 +34,27 @@ def stream(rewards: list[float]):
         yield [step(9)._replace(terminated=np.ones(1, bool), episodes=[Episode(reward, 10)])]
 
 
-def play(folder: Path, rewards: list[float], losses=lambda _: 1.0, agent=None, on=(), **settings):
+def small() -> DQN:
+    return DQN((2, 36, 36), 3, channels=(2, 2, 2), hidden=2)
+
+
+def play(
+    folder: Path,
+    rewards: list[float],
+    losses=lambda _: 1.0,
+    agent=None,
+    on=(),
+    net=None,
+    **settings,
+):
     """Run an engine over the stream; returns its state and the names of the events it fired."""
     options = ReplayOptions(**{"replay_initial": 20, "stop_reward": 17.0, **settings})
-    buffer = ReplayBuffer(5_000, (2, 84, 84))
+    buffer, saved = ReplayBuffer(5_000, (2, 84, 84)), {"net": net or small()}
     fired: list[str] = []
     engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))
     with TensorboardLogger(folder) as tensorboard:
         run = Run(options, torch.device("cpu"), folder, tensorboard, "01_baseline")
-        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), {}, agent)
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), saved, agent)
         if on:
             engine.add_event_handler(*on)
         for event in (PlayEvents.EPISODE_COMPLETED, PlayEvents.SOLVED):
@@ -88,6 +103,21 @@ def test_an_update_is_due_when_frames_have_arrived():
     for frames, due in ((0, False), (1, True), (0, True)):
         announce(engine, frames, [])
         assert engine.state.update_due is due
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_network_whose_first_layer_stands_still_has_died(averaged, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(handlers, "LOOK_EVERY", 10)
+    dqn = small()
+    net = AveragedWeights(dqn, torch.float32, 1e-4) if averaged else dqn
+    first = net.weights["low"] if averaged else dqn.conv[0].weight.data
+
+    def learn(update: int) -> float:
+        first.add_(update <= 15)
+        return 1.0
+
+    play(tmp_path, [0.0] * 8, learn, net=net)
+    assert capsys.readouterr().out.count("the network died within 30 updates and learns") == 1
 
 
 def test_curves_of_both_phases(tmp_path):
@@ -161,7 +191,7 @@ def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, 
 
     def train(options: ReplayOptions, run: Run) -> State:
         engine = Engine(lambda engine, batch: torch.tensor(0.0))
-        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {})
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {"net": small()})
         if number == signal.SIGINT:
             engine.add_event_handler(PlayEvents.SOLVED, lambda: signal.raise_signal(number))
         buffer = ReplayBuffer(100, (2, 84, 84))

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
 from ignite.metrics import RunningAverage
@@ -24,6 +25,7 @@ from ignite.metrics.metric import MetricUsage
 
 from lib.learning.agents import QFunction
 from lib.learning.schedules import Schedule
+from lib.printing import say
 from lib.training.checkpoints import save_checkpoints
 from lib.training.evaluation import try_agent
 from lib.training.events import COUNTERS, PlayEvents
@@ -32,6 +34,7 @@ from lib.training.terminal import Terminal
 
 FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
+LOOK_EVERY = 1_000  # updates between looks whether the network has died
 ALPHA = 0.98  # of the smoothed reward and loss
 TRY_EVERY = 25  # episodes between trials of the agent
 
@@ -52,8 +55,8 @@ def attach_handlers(
         engine: makes the updates.
         run: what ``lib.training.launch.launch`` gave.
         epsilon: the schedule, by frame.
-        saved: what checkpoints store besides the counters; each has ``state_dict`` and
-            ``load_state_dict``. If the run is resumed, they are loaded here.
+        saved: what checkpoints store besides the counters, with the network as ``net``; each has
+            ``state_dict`` and ``load_state_dict``. If the run is resumed, they are loaded here.
         make_agent: gives the agent that would be saved now, which then has to win games before
             training ends, see ``lib.training.evaluation``; None: avg_reward alone decides.
     """
@@ -71,6 +74,7 @@ def attach_handlers(
     track_reward(engine, run.hp.stop_reward, passes)
     speed = Speed(engine)
     average = track_loss(engine, run)
+    tell_of_death(engine, saved["net"])
     stop_early(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon)
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
@@ -209,6 +213,30 @@ def track_loss(engine: Engine, run: Run) -> RunningAverage:
             raise Failure(f"the loss became {loss} within {engine.state.iteration:,} updates")
 
     return average
+
+
+def tell_of_death(engine: Engine, net: Any) -> None:
+    """Say it once when the first layer stands still: no gradient reaches it, now or later.
+
+    Then all units of a later layer are 0 in every state (dead ReLUs), so all states have the same
+    values.
+    """
+    looks = Events.ITERATION_COMPLETED(every=LOOK_EVERY)
+    last: torch.Tensor | None = None
+
+    def look() -> None:
+        nonlocal last
+        state = net.state_dict()
+        first = next(iter(state.get("weights", state).values())).clone()  # 06 to 08 have copies
+        if last is not None and torch.equal(first, last):
+            say(
+                f"the network died within {engine.state.iteration:,} updates and learns nothing: "
+                "try another --seed, or --adam-epsilon 1.5e-4"
+            )
+            engine.remove_event_handler(look, looks)
+        last = first
+
+    engine.add_event_handler(looks, look)
 
 
 def stop_early(engine: Engine, run: Run) -> None:
