@@ -66,7 +66,7 @@ def fps(script: str, column: str = "fps", file: Path = FPS, seeds: int = 5) -> f
 
 
 def frames(script: str) -> float:
-    """The middle of three runs, of which one may never have learned; of one until there are three."""
+    """The middle of three runs, of which one may never have learned; until then of one."""
     records = runs(XEON / SOLVED, ZEN5 / SOLVED, ZEN4 / SOLVED)[script]
     found = [record.to_bar[0] if record.solved else math.inf for record in records]
     return median(found if len(found) == 3 else found[:1])
