@@ -27,6 +27,12 @@ from lib.training.run import Run
 FRAMES = 100  # games differ in their no-ops, so the ball is elsewhere by then
 
 
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling would take a minute."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+
 class Enough(Exception):  # noqa: N818, it is no error
     """As many frames as are wanted."""
 
@@ -60,7 +66,6 @@ def played(script: str, folder: Path, **settings: float) -> list[np.ndarray]:
     with suppress(Enough), TensorboardLogger(folder) as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExperienceSource, "__iter__", look_at)
         patch.setattr(StackedVectorEnv, "recv", look)
-        patch.setattr(torch, "compile", lambda function, **_: function)  # it would take a minute
         if script in PARALLEL:
             net = DQN((options.preprocessing.stack, 84, 84), 6)
             module.play(Mock(), options, net, lambda frame: 0.0, 0)
