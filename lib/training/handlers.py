@@ -226,8 +226,8 @@ def tell_of_death(engine: Engine, net: Any) -> None:
 
     def look() -> None:
         nonlocal last
-        state = net.state_dict()
-        first = next(iter(state.get("weights", state).values())).clone()  # 06 to 08 have copies
+        state = net.state_dict()  # of 06 to 08 with Adam's moments beside the weights
+        first = next(iter(state.get("weights", state).values())).clone()
         if last is not None and torch.equal(first, last):
             say(
                 f"the network died within {engine.state.iteration:,} updates and learns nothing: "

@@ -1,4 +1,4 @@
-"""Who is alive: ``python alive.py RUNG UPDATES [FLAGS]`` prints lines of alive.csv.
+"""Who is alive: ``python alive.py RUNG UPDATES [FLAGS]`` prints what alive.csv has.
 
 The columns: rung, seed, epsilon of Adam, updates, how many of the 64 units of the last convolution
 are more than 0 somewhere in 256 states, the spread of the values over these states (standard
