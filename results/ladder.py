@@ -1,15 +1,17 @@
 """README's picture, ladder.png: the smoothed reward of every rung over frames.
 
     cd results; A=xeon-amx-2core/solved/runs; B=epyc-zen5-2core/solved/runs
-    PYTHONPATH=.. python ladder.py $A $B epyc-zen4-2core/held-out/runs
+    C=epyc-zen4-2core
+    PYTHONPATH=.. python ladder.py $A $B $C/solved/runs $C/held-out/runs
 
-Of several runs of a rung, the one in the middle is drawn: by its frames to 17.
+Of several runs of a rung, the one in the middle is drawn: by its frames to 17, which a run that
+never learned reaches last.
 """
 
 import argparse
+import math
 from collections import defaultdict
 from pathlib import Path
-from statistics import median_low
 
 from benchmarks.charts import new_figure, save
 from benchmarks.records import Record, read_records
@@ -21,14 +23,13 @@ args = parser.parse_args()
 
 rungs: dict[str, list[Record]] = defaultdict(list)
 for record in (record for folder in args.folders for record in read_records(folder)):
-    if record.solved and not (record.script.startswith("04") and record.settings["noop_max"]):
+    if not record.script.startswith("04") or not record.settings["noop_max"]:
         rungs[record.script].append(record)
 figure, axes = new_figure("", 9, 4.5)
 for number, name in enumerate(sorted(rungs)):
-    middle = median_low(record.to_bar[0] for record in rungs[name])
-    (record,) = (record for record in rungs[name] if record.to_bar[0] == middle)
-    runs = f", the middle one of {len(rungs[name])} runs" * (len(rungs[name]) > 1)
-    curves, style = record.curves, "-" if number < 5 else "--"
+    records = sorted(rungs[name], key=lambda one: one.to_bar[0] if one.solved else math.inf)
+    runs = f", the middle one of {len(records)} runs" * (len(records) > 1)
+    curves, style = records[(len(records) - 1) // 2].curves, "-" if number < 5 else "--"
     axes.plot(curves.frames / 1e6, curves.avg_reward, style, label=name + runs)
 axes.axhline(17, color="tab:gray", linewidth=0.8)
 axes.set_xlabel("million frames")
