@@ -119,6 +119,14 @@ def test_the_runs_that_never_learned() -> None:
     assert all(f"never: stopped after {record.frames:,}" in page for record in (first, second))
 
 
+def test_the_games_of_the_other_seeds() -> None:
+    games = (ZEN4 / "solved/games.txt").read_text(encoding="utf-8")
+    page = (ZEN4 / "solved/README.md").read_text(encoding="utf-8").replace("**", "")
+    means = re.findall(r"30 games, mean (.*), standard deviation .*, (.* to .*)", games)
+    assert len(means) == 4  # of 04 also games as trained
+    assert all(f"{float(mean):.1f} ({bounds})" in page for mean, bounds in means)
+
+
 def test_the_networks_that_die() -> None:
     alive, dead = defaultdict(dict), defaultdict(dict)
     with (ZEN4 / "dead-units/alive.csv").open(newline="") as lines:
