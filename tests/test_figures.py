@@ -134,11 +134,11 @@ def test_the_networks_that_die() -> None:
             settings = line["script"], line["precision"], line["adam_epsilon"]
             if line["updates"] == "3000":
                 alive[settings][line["seed"]] = line["alive"]
-            if float(line["gradient"]) == 0.0:
+            if float(line["gradient"]) == 0.0 and int(line["alive"]) <= 3:
                 dead[settings][line["seed"]] = True
     text = (ZEN4 / "dead-units/README.md").read_text(encoding="utf-8")
     of_ten = {settings: units for settings, units in alive.items() if len(units) == 10}
-    assert len(of_ten) == 3
+    assert len(of_ten) == 5
     for settings, units in of_ten.items():
         row = f" | {', '.join(units.values())} | {', '.join(dead[settings]) or 'none'} |"
         assert row in text

@@ -1,0 +1,81 @@
+"""Who is alive in 01 made of ptan's parts: ``python with_ptan.py SEED UPDATES [--our-wrappers]``.
+
+Prints lines as ``alive.py`` does. In an environment of its own, see requirements-peers.txt.
+"""
+
+import copy
+import random
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import ptan
+import torch
+from torch.nn.functional import mse_loss
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from benchmarks.peer_loops import ENV, GAMMA, LEARNING_RATE, REPLAY_SIZE, TARGET_SYNC, Net
+from lib.envs.atari_wrappers import make_atari, wrap_deepmind
+
+seed, updates = int(sys.argv[1]), int(sys.argv[2])
+ours = "--our-wrappers" in sys.argv
+torch.set_num_threads(1)
+torch.set_flush_denormal(True)
+random.seed(seed)
+np.random.seed(seed)
+torch.manual_seed(seed)
+net = Net()
+target, conv = copy.deepcopy(net), torch.nn.Sequential(*list(net)[:6])
+optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE)
+dqn = ptan.common.wrappers.wrap_dqn
+env = wrap_deepmind(make_atari(ENV)) if ours else dqn(gym.make(ENV), noop_max=30)
+selector = ptan.actions.EpsilonGreedyActionSelector()
+agent = ptan.agent.DQNAgent(net, selector, device=torch.device("cpu"))
+source = ptan.experience.ExperienceSourceFirstLast(env, agent, GAMMA, env_seed=seed)
+buffer = ptan.experience.ExperienceReplayBuffer(source, REPLAY_SIZE)
+
+
+def play(frame: int) -> None:
+    """Play a frame, with the epsilon of the rungs."""
+    selector.epsilon = max(0.02, 1 - 0.98 * frame / 100_000)
+    buffer.populate(1)
+    source.pop_rewards_steps()
+    source.env_seed = None  # of the first game; the others follow from it
+
+
+def stacked(states: list) -> torch.Tensor:
+    """The states as one tensor."""
+    return torch.from_numpy(np.stack([np.asarray(state) for state in states]))
+
+
+for frame in range(10_000):
+    play(frame)
+random_state = np.random.get_state()
+seen = stacked([step.state for step in buffer.sample(256)])
+np.random.set_state(random_state)
+for update in range(1, updates + 1):
+    play(9_999 + update)
+    batch = buffer.sample(32)
+    last = [step.state if step.last_state is None else step.last_state for step in batch]
+    actions = torch.tensor([[int(step.action)] for step in batch])
+    rewards = torch.tensor([float(step.reward) for step in batch])
+    terminated = torch.tensor([step.last_state is None for step in batch])
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        values = net(stacked([step.state for step in batch])).gather(1, actions).squeeze(1)
+        with torch.no_grad():
+            best = target(stacked(last)).amax(1).masked_fill(terminated, 0.0)
+        loss = mse_loss(values.float(), rewards + GAMMA * best)
+    loss.backward()
+    optimizer.step()
+    if update % TARGET_SYNC == 0:
+        target.load_state_dict(net.state_dict())
+    if update % 500 == 0:
+        with torch.no_grad():
+            alive = (conv(seen / 255).view(256, 64, -1).amax((0, 2)) > 0).sum().item()
+            spread = net(seen).std(0).mean()
+        gradient = max(weight.grad.abs().max() for weight in conv.parameters())
+        name = "ptan with our wrappers" if ours else "ptan"
+        told = seed, optimizer.defaults["eps"], update, alive
+        print("alive", name, *told, f"{spread:.1e}", f"{gradient:.1e}", sep=",", flush=True)
