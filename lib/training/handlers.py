@@ -231,7 +231,7 @@ def tell_of_death(engine: Engine, net: Any) -> None:
         if last is not None and torch.equal(first, last):
             say(
                 f"the network died within {engine.state.iteration:,} updates and learns nothing: "
-                "try another --seed, or --adam-epsilon 1.5e-4"
+                "try another --seed, or a larger --adam-epsilon"
             )
             engine.remove_event_handler(look, looks)
         last = first
