@@ -16,6 +16,7 @@ from benchmarks.records import Record, read_records
 from benchmarks.report import spread
 from benchmarks.table import BASELINE, BOOK
 from lib.training.evaluation import describe
+from lib.training.options import ReplayOptions
 
 ROOT = Path(__file__).parents[1]
 ZEN4, ZEN5 = ROOT / "results/epyc-zen4-2core", ROOT / "results/epyc-zen5-2core"
@@ -143,6 +144,8 @@ def test_the_networks_that_die() -> None:
         row = f" | {', '.join(units.values())} | {', '.join(dead[settings]) or 'none'} |"
         assert row in text
     assert len(dead[BASELINE, "bfloat16", "1e-08"]) == 5
+    default = BASELINE, "bfloat16", str(ReplayOptions().adam_epsilon)
+    assert (len(alive[default]), dead[default]) == (10, {})
     findings = list(table("results/README.md", "Findings"))
     assert any(line.startswith("With five of ten seeds") for line in findings)
     assert "With five of ten seeds" in (ROOT / "README.md").read_text(encoding="utf-8")
