@@ -1,6 +1,7 @@
-"""Who is alive in 01 made of ptan's parts: ``python with_ptan.py SEED UPDATES [--our-wrappers]``.
+"""Who is alive in 01 made of ptan's parts, with our wrappers: ``python with_ptan.py SEED UPDATES``.
 
-Prints lines as ``alive.py`` does. In an environment of its own, see requirements-peers.txt.
+Prints lines as ``alive.py`` does. In an environment of its own, see requirements-peers.txt. ptan's
+own wrappers begin games with black frames, which have units of their own, and drop the seed.
 """
 
 import copy
@@ -8,7 +9,6 @@ import random
 import sys
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import ptan
 import torch
@@ -19,7 +19,6 @@ from benchmarks.peer_loops import ENV, GAMMA, LEARNING_RATE, REPLAY_SIZE, TARGET
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 
 seed, updates = int(sys.argv[1]), int(sys.argv[2])
-ours = "--our-wrappers" in sys.argv
 torch.set_num_threads(1)
 torch.set_flush_denormal(True)
 random.seed(seed)
@@ -28,11 +27,11 @@ torch.manual_seed(seed)
 net = Net()
 target, conv = copy.deepcopy(net), torch.nn.Sequential(*list(net)[:6])
 optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE)
-dqn = ptan.common.wrappers.wrap_dqn
-env = wrap_deepmind(make_atari(ENV)) if ours else dqn(gym.make(ENV), noop_max=30)
 selector = ptan.actions.EpsilonGreedyActionSelector()
 agent = ptan.agent.DQNAgent(net, selector, device=torch.device("cpu"))
-source = ptan.experience.ExperienceSourceFirstLast(env, agent, GAMMA, env_seed=seed)
+source = ptan.experience.ExperienceSourceFirstLast(
+    wrap_deepmind(make_atari(ENV)), agent, GAMMA, env_seed=seed
+)
 buffer = ptan.experience.ExperienceReplayBuffer(source, REPLAY_SIZE)
 
 
@@ -76,6 +75,5 @@ for update in range(1, updates + 1):
             alive = (conv(seen / 255).view(256, 64, -1).amax((0, 2)) > 0).sum().item()
             spread = net(seen).std(0).mean()
         gradient = max(weight.grad.abs().max() for weight in conv.parameters())
-        name = "ptan with our wrappers" if ours else "ptan"
         told = seed, optimizer.defaults["eps"], update, alive
-        print("alive", name, *told, f"{spread:.1e}", f"{gradient:.1e}", sep=",", flush=True)
+        print("alive", "ptan", *told, f"{spread:.1e}", f"{gradient:.1e}", sep=",", flush=True)
