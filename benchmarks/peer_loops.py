@@ -68,6 +68,31 @@ def ptan_play(net: nn.Module, queue: Any, args: argparse.Namespace) -> None:
         queue.put(experience)
 
 
+def ptan_update(
+    net: nn.Module,
+    target: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: list[Any],
+    args: argparse.Namespace,
+) -> None:
+    """Learn from a batch of ptan's buffer, as a rung of the chapter does."""
+    last = [e.state if e.last_state is None else e.last_state for e in batch]
+    columns = [e.state for e in batch], last, [int(e.action) for e in batch]
+    states, next_states, actions = (
+        torch.as_tensor(np.asarray(column)).to(args.device) for column in columns
+    )
+    rewards = torch.tensor([float(e.reward) for e in batch], device=args.device)
+    terminated = torch.tensor([e.last_state is None for e in batch], device=args.device)
+    optimizer.zero_grad()
+    with torch.autocast(args.device, torch.bfloat16, enabled=args.amp):
+        taken = net(states).gather(1, actions.unsqueeze(1)).squeeze(1)
+        with torch.no_grad():
+            best = target(next_states).amax(1).masked_fill(terminated, 0.0)
+        loss = mse_loss(taken.float(), rewards + GAMMA * best)
+    loss.backward()
+    optimizer.step()
+
+
 def ptan(args: argparse.Namespace) -> None:
     """Play in ``--envs`` environments in turn, or with ``--parallel`` in a process."""
     from ptan.experience import ExperienceReplayBuffer
@@ -97,30 +122,12 @@ def ptan(args: argparse.Namespace) -> None:
         source.pop_rewards_steps()
         return count
 
-    def update() -> None:
-        batch = buffer.sample(batch_size)
-        last = [e.state if e.last_state is None else e.last_state for e in batch]
-        columns = [e.state for e in batch], last, [int(e.action) for e in batch]
-        states, next_states, actions = (
-            torch.as_tensor(np.asarray(column)).to(args.device) for column in columns
-        )
-        rewards = torch.tensor([float(e.reward) for e in batch], device=args.device)
-        terminated = torch.tensor([e.last_state is None for e in batch], device=args.device)
-        optimizer.zero_grad()
-        with torch.autocast(args.device, torch.bfloat16, enabled=args.amp):
-            taken = net(states).gather(1, actions.unsqueeze(1)).squeeze(1)
-            with torch.no_grad():
-                best = target(next_states).amax(1).masked_fill(terminated, 0.0)
-            loss = mse_loss(taken.float(), rewards + GAMMA * best)
-        loss.backward()
-        optimizer.step()
-
     more = receive if args.parallel else play
     more(REPLAY_INITIAL)
     begin, frames, updates = now(), 0, 0
     while frames < args.frames:
         frames += more()
-        update()
+        ptan_update(net, target, optimizer, buffer.sample(batch_size), args)
         updates += 1
         if updates % TARGET_SYNC == 0:
             target.load_state_dict(net.state_dict())

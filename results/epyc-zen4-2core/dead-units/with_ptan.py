@@ -4,6 +4,7 @@ Prints lines as ``alive.py`` does. In an environment of its own, see requirement
 own wrappers begin games with black frames, which have units of their own, and drop the seed.
 """
 
+import argparse
 import copy
 import random
 import sys
@@ -12,27 +13,27 @@ from pathlib import Path
 import numpy as np
 import ptan
 import torch
-from torch.nn.functional import mse_loss
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from benchmarks.peer_loops import ENV, GAMMA, LEARNING_RATE, REPLAY_SIZE, TARGET_SYNC, Net
+from benchmarks import peer_loops
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 
 seed, updates = int(sys.argv[1]), int(sys.argv[2])
+args = argparse.Namespace(device="cpu", amp=True)  # of ptan_update
 torch.set_num_threads(1)
 torch.set_flush_denormal(True)
 random.seed(seed)
 np.random.seed(seed)
 torch.manual_seed(seed)
-net = Net()
+net = peer_loops.Net()
 target, conv = copy.deepcopy(net), torch.nn.Sequential(*list(net)[:6])
-optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE)
+optimizer = torch.optim.Adam(net.parameters(), peer_loops.LEARNING_RATE)
 selector = ptan.actions.EpsilonGreedyActionSelector()
 agent = ptan.agent.DQNAgent(net, selector, device=torch.device("cpu"))
 source = ptan.experience.ExperienceSourceFirstLast(
-    wrap_deepmind(make_atari(ENV)), agent, GAMMA, env_seed=seed
+    wrap_deepmind(make_atari(peer_loops.ENV)), agent, peer_loops.GAMMA, env_seed=seed
 )
-buffer = ptan.experience.ExperienceReplayBuffer(source, REPLAY_SIZE)
+buffer = ptan.experience.ExperienceReplayBuffer(source, peer_loops.REPLAY_SIZE)
 
 
 def play(frame: int) -> None:
@@ -43,32 +44,15 @@ def play(frame: int) -> None:
     source.env_seed = None  # of the first game; the others follow from it
 
 
-def stacked(states: list) -> torch.Tensor:
-    """The states as one tensor."""
-    return torch.from_numpy(np.stack([np.asarray(state) for state in states]))
-
-
 for frame in range(10_000):
     play(frame)
 random_state = np.random.get_state()
-seen = stacked([step.state for step in buffer.sample(256)])
+seen = torch.from_numpy(np.asarray([step.state for step in buffer.sample(256)]))
 np.random.set_state(random_state)
 for update in range(1, updates + 1):
     play(9_999 + update)
-    batch = buffer.sample(32)
-    last = [step.state if step.last_state is None else step.last_state for step in batch]
-    actions = torch.tensor([[int(step.action)] for step in batch])
-    rewards = torch.tensor([float(step.reward) for step in batch])
-    terminated = torch.tensor([step.last_state is None for step in batch])
-    optimizer.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16):
-        values = net(stacked([step.state for step in batch])).gather(1, actions).squeeze(1)
-        with torch.no_grad():
-            best = target(stacked(last)).amax(1).masked_fill(terminated, 0.0)
-        loss = mse_loss(values.float(), rewards + GAMMA * best)
-    loss.backward()
-    optimizer.step()
-    if update % TARGET_SYNC == 0:
+    peer_loops.ptan_update(net, target, optimizer, buffer.sample(32), args)
+    if update % peer_loops.TARGET_SYNC == 0:
         target.load_state_dict(net.state_dict())
     if update % 500 == 0:
         with torch.no_grad():
