@@ -153,6 +153,42 @@ def test_the_networks_that_die() -> None:
     assert "With five of ten seeds" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_when_networks_die_or_learn_to_tell_states_apart() -> None:
+    looks = ("script", "seed", "adam_epsilon"), ("updates", "alive", "spread", "gradient")
+    died, apart, units = {}, {}, {}
+    with (ZEN4 / "dead-units/alive.csv").open(newline="") as lines:
+        for line in (line for line in csv.DictReader(lines) if line["precision"] == "bfloat16"):
+            run, (updates, *seen) = ([line[name] for name in names] for names in looks)
+            units[*run, updates], spread, gradient = int(seen[0]), *map(float, seen[1:])
+            if gradient == 0.0:
+                died.setdefault(tuple(run), int(updates))
+            if spread >= 0.01:
+                apart.setdefault(tuple(run), int(updates))
+    text = " ".join((ZEN4 / "dead-units/README.md").read_text(encoding="utf-8").split())
+
+    def span(found: dict[tuple[str, ...], int], script: str) -> str:
+        of = [value for key, value in found.items() if (key[0], key[2]) == (script, "1e-08")]
+        return f"{min(of):,} to {max(of):,} updates"
+
+    results = (ROOT / "results/README.md").read_text(encoding="utf-8")
+    assert f"after {span(died, BASELINE)}" in " ".join(results.split())
+    assert f"after {span(apart, BASELINE)} with 1e-8" in text
+    larger, others = "0.00015", list(BOOK)[2:5]
+    first, second, third = (f"{apart[BASELINE, seed, larger]:,}" for seed in "014")
+    assert f"after {first}, {second} and {third} with 1.5e-4 (seeds 0, 1, 4)" in text
+    slower, sooner = (
+        "{:,}, {:,} and {:,}".format(*(apart[script, "0", epsilon] for script in others))
+        for epsilon in (larger, "1e-08")
+    )
+    assert f"it is {slower} updates instead of {sooner}" in text
+    after = [units[script, "0", larger, "7000"] for script in (*others, "05_vector_env")]
+    assert "they have {}, {} and {} units, and 05 has {}".format(*after) in text
+    left = [units[BASELINE, seed, "1e-08", "10000"] for seed in "23589"]
+    assert f"{min(left)} to {max(left)} after 10,000 updates" in text
+    last = [units[BASELINE, seed, larger, "15000"] for seed in "14"]
+    assert "seeds 1 and 4 have {} and {} after 15,000".format(*last) in text
+
+
 def test_the_games_after_no_ops() -> None:
     """Those played by ``play.py``, or by 05 and 09 themselves."""
     text = (XEON / "solved/games.txt").read_text(encoding="utf-8")
