@@ -181,8 +181,9 @@ def test_when_networks_die_or_learn_to_tell_states_apart() -> None:
         for epsilon in (larger, "1e-08")
     )
     assert f"it is {slower} updates instead of {sooner}" in text
-    after = [units[script, "0", larger, "7000"] for script in (*others, "05_vector_env")]
-    assert "they have {}, {} and {} units, and 05 has {}".format(*after) in text
+    others += ["05_vector_env", "04_new_wrappers_parallel"]
+    after = [units[script, "0", larger, "7000"] for script in others]
+    assert "they have {}, {} and {} units, 05 has {} and 04 parallel {}.".format(*after) in text
     left = [units[BASELINE, seed, "1e-08", "10000"] for seed in "23589"]
     assert f"{min(left)} to {max(left)} after 10,000 updates" in text
     last = [units[BASELINE, seed, larger, "15000"] for seed in "14"]
