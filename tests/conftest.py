@@ -150,7 +150,7 @@ def short_run(script: str) -> list[str]:
         updates = 200 if script in SERIAL[:2] else 100  # two losses in TensorBoard
         filled = frames - updates * envs
         flags += f" --replay-initial {filled} --replay-size {filled} --target-sync 50"
-        flags += " --stop-reward 100 --checkpoint-replay"
+        flags += " --stop-reward 100"
     return flags.split()
 
 

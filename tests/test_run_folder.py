@@ -12,6 +12,7 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import NoReturn
 from unittest.mock import Mock
@@ -201,11 +202,18 @@ def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
     assert echoes not in "".join(lines)
 
 
-def test_fps_are_those_of_training_if_a_resumed_run_ends_while_its_buffer_fills(start):
-    run = start("--max-frames", "45")
+def test_fps_are_those_of_training_if_a_resumed_run_ends_before_its_first_update(start):
+    updates = count(1)
+
+    def interrupt(*_: object) -> None:
+        if next(updates) == 10:
+            signal.raise_signal(signal.SIGINT)
+
+    run = start(spoil=lambda net: net.register_forward_hook(interrupt))
     speed = read_checkpoint(run.folder / "checkpoints" / "latest.pt")["speed"]
-    again = start("--resume", str(run.folder), "--max-frames", "55")
-    assert "refilling" in again.out
+    again = start("--resume", str(run.folder), "--max-frames", "30")
+    assert (run.code, again.code) == (130, 0)
+    assert "training begins" not in again.out
     (told,) = read_events(run.folder).Scalars("outcome/fps")
     training = speed["training_frames"] / speed["training_seconds"]
     assert told.value == pytest.approx(training, rel=1e-4)
@@ -241,7 +249,7 @@ def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(damage, start):
     previous = file.read_bytes()
     for file in run.checkpoints():
         file.write_bytes(DAMAGES[damage](file.read_bytes()))
-    resumed = ("--resume", str(run.folder), "--max-frames", "60")
+    resumed = ("--resume", str(run.folder), "--max-frames", "55")
     before = everything(run.folder)
     again = start(*resumed)
     assert again.code == 2
@@ -254,7 +262,7 @@ def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(damage, start):
     assert "resumed after 39 frames, 20 updates" in again.out
     assert "previous.pt takes its place" in again.out
     updates = [read_checkpoint(file)["progress"]["iteration"] for file in again.checkpoints()]
-    assert updates == [21, 21, 20]
+    assert updates == [30, 35, 30]
 
 
 def test_a_run_that_cannot_be_resumed_keeps_its_curves(start):
@@ -314,19 +322,19 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
         assert told in refused()
 
 
-def test_only_the_latest_checkpoints_hold_the_buffer_until_it_is_switched_off(start):
-    def with_buffer(run: Ended) -> set[str]:
-        return {file.stem for file in run.checkpoints() if "buffer" in read_checkpoint(file)}
+def test_only_the_latest_checkpoints_hold_the_buffer(start):
+    run = start("--stop-reward", "0.05", "--max-frames", "60")
+    kept = {file.stem: "buffer" in read_checkpoint(file) for file in run.checkpoints()}
+    assert kept == {"best": False, "latest": True, "previous": True, "solved": False}
 
-    solve = ("--stop-reward", "0.05", "--max-frames", "60")
-    run = start(*solve, "--checkpoint-replay")
-    assert [file.stem for file in run.checkpoints()] == ["best", "latest", "previous", "solved"]
-    assert with_buffer(run) == {"latest", "previous"}
-    resumed = ("--resume", str(run.folder), "--stop-reward", "100")
-    for more in (("--max-frames", "80", "--no-checkpoint-replay"), ("--max-frames", "99")):
-        again = start(*resumed, *more)
-        assert again.code == 0, again.error
-    assert with_buffer(again) == set()
+
+def test_a_run_is_resumed_while_its_buffer_fills(start):
+    run = start("--max-frames", "15")
+    again = start("--resume", str(run.folder), "--max-frames", "45")
+    assert again.code == 0, again.error
+    assert "training begins at frame 20: filling (" in again.out
+    *_, latest, _ = again.checkpoints()
+    assert len(read_checkpoint(latest)["buffer"]["actions"]) == 45
 
 
 def listed(run: Path) -> dict[str, object]:
@@ -366,7 +374,7 @@ def test_a_run_that_is_alive_cannot_be_resumed(start):
     run = start("--max-frames", "50", every=resume)
     again = start("--resume", str(run.folder), "--max-frames", "80", every=resume)
     assert (run.code, again.code) == (0, 0), again.error
-    assert len(tried) == 6 + 2
+    assert len(tried) == 6 + 6
 
 
 def test_a_file_system_without_locks_is_told_and_used(start, monkeypatch):

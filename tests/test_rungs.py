@@ -286,7 +286,7 @@ def test_interrupted_runs_leave_complete_records_and_no_process(tmp_path):
     assert wait_until_gone(below) == []
 
     more = ("--resume", str(run), "--max-frames", "20000")
-    process = start("03_parallel", tmp_path, *more, after=frames + 298)  # its buffer is filled
+    process = start("03_parallel", tmp_path, *more, after=frames - 1)  # its buffer is full
     below = psutil.Process(process.pid).children()
     assert any("spawn_main" in " ".join(child.cmdline()) for child in below)  # the player
     process.kill()

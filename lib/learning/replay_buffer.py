@@ -10,7 +10,9 @@ repeated, as in FrameStack. So a transition is stored as the numbers of its wind
 sample is to look up windows and to gather their frames.
 """
 
+import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ from lib.seeds import REPLAY, stream
 from lib.transfer import gather
 
 Shape = tuple[int, int, int]  # (stack, height, width)
+CHUNK = 1_000  # frames that are compressed together
 
 
 class Batch(NamedTuple):
@@ -78,6 +81,8 @@ class ReplayRings:
         self._frames_written = self.added = 0
         self._oldest = 0  # of the transitions in the buffer
         self._rng = stream(seed, REPLAY)
+        self._packed: list[torch.Tensor] = []  # the frames, compressed at the last checkpoint
+        self._frames_packed = 0  # frames written by then
 
     def __len__(self) -> int:
         """Transitions in the buffer, at most ``capacity``."""
@@ -133,14 +138,16 @@ class ReplayRings:
             self._oldest += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: everything; on the CPU without a copy."""
+        """For a checkpoint: everything, with the frames compressed."""
+        self._pack()
         # From NumPy: of a part of a tensor torch would save the whole.
-        parts = {name: torch.as_tensor(part).cpu().numpy() for name, part in self._written()}
+        columns = {name: torch.as_tensor(part).cpu().numpy() for name, part in self._written()}
         return {
             "frames_written": self._frames_written,
             "transitions_written": self.added,
             "random": self._rng.bit_generator.state,
-            **{name: torch.from_numpy(part) for name, part in parts.items()},
+            "frames": list(self._packed),
+            **{name: torch.from_numpy(column) for name, column in columns.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -149,14 +156,39 @@ class ReplayRings:
         self._rng.bit_generator.state = state["random"]
         for name, part in self._written():
             part[:] = state[name]
+        self._packed, self._frames_packed = list(state["frames"]), self._frames_written
+        for number, packed in enumerate(self._packed):
+            pixels, chunk = bytearray(zlib.decompress(packed.numpy().data)), self._chunk(number)
+            chunk.copy_(torch.frombuffer(pixels, dtype=torch.uint8).view(chunk.shape))
         self._drop()
 
     def _written(self) -> Iterator[tuple[str, Any]]:
-        """The written part of every ring, with its name."""
-        yield "frames", self._frames[: self._frames_written]
+        """The written part of every column, with its name."""
         names = ("windows", "actions", "rewards", "terminated", "needed")
         for name, ring in zip(names, (*self._columns, self._needed), strict=True):
             yield name, ring[: self.added]
+
+    def _chunk(self, number: int) -> torch.Tensor:
+        """The written part of a chunk of frames."""
+        written = self._frames[: self._frames_written]
+        return torch.as_tensor(written[CHUNK * number : CHUNK * (number + 1)])
+
+    def _pack(self) -> None:
+        """Compress the chunks that have changed since the last call."""
+        first = max(self._frames_packed, self._frames_written - len(self._frames))
+        slots = np.arange(first, self._frames_written) % len(self._frames)
+        changed = np.unique(slots // CHUNK).tolist()
+        with ThreadPoolExecutor() as threads:
+            packed = threads.map(compress, map(self._chunk, changed))
+            for number, chunk in zip(changed, packed, strict=True):
+                self._packed[number : number + 1] = [chunk]  # the next number is a new chunk
+        self._frames_packed = self._frames_written
+
+
+def compress(frames: torch.Tensor) -> torch.Tensor:
+    """Compress frames, uint8, into uint8 (bytes,) on the CPU."""
+    packed = zlib.compress(frames.cpu().numpy().data, 1)  # 7,056 pixels of Pong become 107 bytes
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
 class ReplayBuffer(ReplayRings):

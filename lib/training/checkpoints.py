@@ -8,11 +8,9 @@ A file gets its name when its content is on the disk, so a whole one is there at
 latest one becomes ``previous.pt`` then, which takes its place if it is damaged.
 """
 
-import copy
 import math
 import os
 import shutil
-import sys
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -29,8 +27,7 @@ FOLDER = "checkpoints"
 KINDS = ("solved", "best", "latest", "previous")  # play.py takes the first kind that exists
 SETTINGS = "settings"  # the key of the script and the hyperparameters
 EVENT_FILES = "events.out.tfevents.[1-9]*"  # those of curves, see ``lib.training.hparams``
-# These belong together: an empty buffer cannot take a game from its middle on.
-REPLAY = ("buffer", "experience")
+REPLAY = ("buffer", "experience")  # to play with an agent takes neither
 COUNTERS = ("iteration", "frames", "episodes", "avg_reward", "reached", "update_due")
 
 
@@ -69,17 +66,16 @@ def read_latest(folder: Path) -> tuple[Path, dict[str, Any], str | None]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Load a checkpoint of this project; large tensors stay in the file until they are used.
+    """Load a checkpoint of this project.
 
     Raises:
         CheckpointError: if the file is damaged, or not a checkpoint of this project.
     """
-    mapped = sys.platform != "win32"  # which cannot replace mapped files
     try:
         with zipfile.ZipFile(path) as archive:
             if part := archive.testzip():  # it compares checksums; torch does not
                 raise zipfile.BadZipFile(f"the checksum of {part} is wrong")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what a damaged file raises depends on where it is damaged
         reason = str(error).strip().split("\n")[0].split(". ")[0][:120] or type(error).__name__
         raise CheckpointError(f"{path} is damaged, or not a checkpoint: {reason}") from None
@@ -117,8 +113,6 @@ def save_checkpoints(
 ) -> None:
     """Save every ``--checkpoint-every`` updates and at the end; resume from ``run.checkpoint``.
 
-    The replay buffer is in the last two alone: to play with an agent takes no buffer.
-
     Args:
         engine: is saved at the end of an update.
         run: has the settings, and the checkpoint to resume from.
@@ -135,8 +129,7 @@ def save_checkpoints(
 
     def save() -> None:
         nonlocal best
-        kept = {name: saved[name] for name in REPLAY if name in saved and options.checkpoint_replay}
-        replay = {name: part.state_dict() for name, part in kept.items()}
+        replay = {name: saved[name].state_dict() for name in REPLAY if name in saved}
         parts = {name: part for name, part in (saved | figures).items() if name not in REPLAY}
         agent = {name: part.state_dict() for name, part in parts.items()}
         agent[SETTINGS] = describe_settings(run, saved.get("net"))
@@ -165,10 +158,8 @@ def load_checkpoint(
     assert checkpoint is not None
 
     def load(name: str, part: Any) -> None:
-        # Adam and others keep the tensors that they are given, which would keep the whole file.
         try:
-            kept = checkpoint.pop(name)
-            part.load_state_dict(kept if name in REPLAY else copy.deepcopy(kept))
+            part.load_state_dict(checkpoint.pop(name))
         except KeyError as error:
             raise CheckpointError(
                 f"the checkpoint has no {error.args[0]}: an earlier version saved it, so resume it "
@@ -176,8 +167,7 @@ def load_checkpoint(
             ) from None
 
     for name, part in saved.items():
-        if name in checkpoint or name not in REPLAY:
-            load(name, part)
+        load(name, part)
 
     @engine.on(Events.STARTED)
     def resume() -> None:

@@ -20,7 +20,7 @@ FILE = "events.out.tfevents.0.hparams"
 OUTCOME = ["fps", "minutes", "avg_reward", "solved", "frames", "updates", "episodes", "seconds"]
 OUTCOME += ["reached_frames", "reached_minutes"]
 # Settings that only some rungs have; a test says which are missing here.
-NUMBERS = ["replay_size", "replay_initial", "target_sync", "checkpoint_replay", "envs", "steps"]
+NUMBERS = ["replay_size", "replay_initial", "target_sync", "envs", "steps"]
 NUMBERS += ["stack", "rollout", "sync_frames", "player_timeout", "noop_max", "max_pool"]
 NUMBERS += ["episodic_life", "fire_reset", "clip_reward", "any_game", "learning_rate_final"]
 NUMBERS += ["epochs", "epochs_final", "averaged", "trial_games", "q_lambda"]

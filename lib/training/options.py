@@ -146,7 +146,6 @@ class ReplayOptions(CommonOptions):
     replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", 1)
     replay_initial: int = option(10_000, "transitions to play before training begins", 1)
     target_sync: int = option(1_000, "updates between copies to the target network", 1)
-    checkpoint_replay: bool = of_this_call(False, "save the replay buffer in checkpoints, too")
 
     @property
     def samples(self) -> int:

@@ -25,8 +25,7 @@ class Terminal:
         self.bar = tqdm(desc="starting", total=1.0, bar_format=layout, leave=False, disable=None)
         # Frames until training begins; 0 for a rung without a replay buffer.
         self.initial: int = getattr(run.hp, "replay_initial", 0)
-        filling = "refilling" if self.before else "filling"  # after a resume: the buffer, again
-        self.before_training = filling if self.initial else "first rollout"
+        self.before_training = "filling" if self.initial else "first rollout"
         self.first_reward = math.nan
         self.refreshed = 0.0
 
@@ -42,8 +41,8 @@ class Terminal:
         """Say why FPS change from now on."""
         state = engine.state
         told = f": {self.before_training} ({state.avg_fps:,.0f} FPS) made no updates"
-        filled = state.frames - self.before >= self.initial / 2  # else the buffer was restored
-        say(f"training begins at frame {state.frames:,}{told if filled else ''}")
+        full = 0 < self.initial <= self.before  # of the resumed run
+        say(f"training begins at frame {state.frames:,}{'' if full else told}")
 
     def episode_completed(self, engine: Engine) -> None:
         """Print a line for each game, of up to 80 characters."""
@@ -82,8 +81,8 @@ class Terminal:
         self.refreshed = now
         state, done = engine.state, 0.0
         if state.phase == "filling" and self.initial:
-            new = state.frames - self.before
-            status, done = f"{new:,} of {self.initial:,} frames", new / self.initial
+            status = f"{state.frames:,} of {self.initial:,} frames"
+            done = state.frames / self.initial
         else:
             status = f"{state.frames:,} frames"
             if self.hp.max_frames:  # what ends the run first: this, or the reward
