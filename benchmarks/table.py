@@ -39,7 +39,7 @@ HELD_OUT = 1_000  # seeds from here on are for what is published, never for choo
 RUNS_HEADER = ["script", "seed", "fps", "minutes", "frames", "avg_reward", "solved", "finished"]
 RUNS_HEADER += ["evaluation", "evaluation_sd", "fps_to_01", "commit", "machine", "folder"]
 NOTE = "Medians over the seeds (and their range); docs/benchmarks.md explains the columns."
-BOUND_NOTE = '">": a lower bound, because a run was not solved: it counts as if at its frame limit.'
+BOUND_NOTE = '">": a lower bound, because a run was not solved; it counts with what it has played.'
 BOOK_NOTE = "The book: second edition (GTX 1080 Ti); third edition (a newer GPU, solved at 18)."
 BASELINE = "01_baseline"
 # What the chapter measured: FPS, then minutes, of its second and its third edition.
@@ -240,19 +240,8 @@ def went_the_whole_way(runs: Sequence[Record]) -> bool:
 
 
 def ways_of(runs: Sequence[Record]) -> list[tuple[float, float]]:
-    """The frames and minutes of each run: to the bar, or of one for its FPS, all of them.
-
-    One that was to solve Pong, and did not, counts as if at its limit, at its own speed.
-    """
-    if not went_the_whole_way(runs):
-        return [(one.frames, one.minutes) for one in runs]
-    ways = []
-    for one in runs:
-        limit = float(one.settings.get("max_frames", 0)) or SOLVE_FRAMES
-        frames = max(limit, one.frames)
-        minutes = one.minutes * (frames / one.frames if one.frames else 1.0)
-        ways.append(one.to_bar if one.solved else (frames, minutes))
-    return ways
+    """The frames and minutes of each run: to the bar, or of one that is not solved, all of them."""
+    return [one.to_bar if one.solved else (one.frames, one.minutes) for one in runs]
 
 
 def summary(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
