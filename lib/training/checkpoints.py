@@ -129,17 +129,16 @@ def save_checkpoints(
 
     def save() -> None:
         nonlocal best
-        replay = {name: saved[name].state_dict() for name in REPLAY if name in saved}
-        parts = {name: part for name, part in (saved | figures).items() if name not in REPLAY}
-        agent = {name: part.state_dict() for name, part in parts.items()}
-        agent[SETTINGS] = describe_settings(run, saved.get("net"))
+        latest = {name: part.state_dict() for name, part in (saved | figures).items()}
+        latest[SETTINGS] = describe_settings(run, saved.get("net"))
+        agent = {name: part for name, part in latest.items() if name not in REPLAY}
         try:
             if state.iteration and state.episodes and state.avg_reward > best:
                 write_checkpoint(folder / "best.pt", agent)
                 best = state.avg_reward
             if state.solved:
                 write_checkpoint(folder / "solved.pt", agent)
-            write_checkpoint(folder / "latest.pt", agent | replay)
+            write_checkpoint(folder / "latest.pt", latest)
         except OSError as error:
             free = shutil.disk_usage(run.folder).free // 2**20
             raise OSError(
