@@ -7,7 +7,7 @@ rung slower. Flags after -- go to every rung.
 
     python -m benchmarks breakdown 01_baseline 03_parallel
     python -m benchmarks breakdown 01_baseline 02_n_envs -- --amp
-    python -m benchmarks breakdown 01 03 05 08                README's time line
+    python -m benchmarks breakdown 01 03 05 08 -- --amp       README's time line
 
 Files: breakdown.md, breakdown.csv, timeline.png, and for each rung a folder with its traces, which
 open in ui.perfetto.dev, and torch's table of its longest operators.
