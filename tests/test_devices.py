@@ -3,14 +3,17 @@
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
+from conftest import one_line
 
 from lib.devices import choose_precision, compiles, cores, missing_device
+from lib.training import launch as rungs
 from lib.training.flags import parse
 from lib.training.machine import free_cores
-from lib.training.options import PlayerOptions, PrecisionOptions
+from lib.training.options import CommonOptions, PlayerOptions, PrecisionOptions
 from lib.training.run import describe_device_error
 
 
@@ -52,26 +55,29 @@ def test_precision_follows_from_the_gpu(monkeypatch, gpus, capability, precision
     assert not compiles(torch.device("mps"))
 
 
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        (AssertionError("Torch not compiled with CUDA enabled"), "install a torch for CUDA"),
-        (torch.AcceleratorError("CUDA error: no kernel image\nCUDA"), "image; install a torch for"),
-    ],
-)
-def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus, fault, told):
+def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus):
     assert missing_device("cuda:1") is None
     assert "cuda:2: it finds 2 GPUs" in missing_device("cuda:2")
     assert "'xpu' is not cpu, cuda" in missing_device("xpu")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert "the GPU mps: it finds none" in missing_device("mps")
+    for fault, told in (
+        (AssertionError("Torch not compiled with CUDA enabled"), "install a torch for CUDA"),
+        (torch.AcceleratorError("CUDA error: no kernel image\nCUDA"), "image; install a torch for"),
+    ):
+        monkeypatch.setattr(torch, "ones", Mock(side_effect=fault))
+        assert told in one_line(missing_device("cuda"))
 
-    def act(*_, **__):
-        raise fault
 
-    monkeypatch.setattr(torch, "ones", act)
-    assert told in missing_device("cuda")
-    assert "\n" not in missing_device("cuda")
+@pytest.mark.parametrize(
+    ("flags", "number"), [(["--cuda"], 0), (["--device", "cuda"], 0), (["--device", "cuda:1"], 1)]
+)
+def test_the_gpu_that_is_asked_for_becomes_the_current_one(flags, number, monkeypatch, gpus, ends):
+    current = []
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", current.append, raising=False)
+    monkeypatch.setattr(rungs, "prepare_torch", Mock(side_effect=KeyboardInterrupt))
+    result = ends(lambda: rungs.launch(Mock(), CommonOptions, ""), "06.py", *flags)
+    assert (result.code, current) == (130, [number])
 
 
 def test_a_full_gpu_is_one_line():

@@ -51,7 +51,7 @@ def launch(
         end_on_signals()
         device = options.training_device
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # streams and graphs are made on the current one
+            torch.cuda.set_device(device.index or 0)  # where streams and graphs are made
         prepare_torch(options.seed)
         free = cores() if options.threads else free_cores()
         torch.set_num_threads(options.torch_threads(min(free, torch.get_num_threads())))
