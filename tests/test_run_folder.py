@@ -6,6 +6,7 @@ import io
 import math
 import os
 import resource
+import shutil
 import signal
 import sys
 import termios
@@ -144,13 +145,21 @@ class Interrupted(io.BufferedWriter):
 
 
 def test_ctrl_c_while_a_checkpoint_is_written_is_no_full_disk(start, monkeypatch):
-    run = start("--max-frames", "45")
-    before, usual = everything(run.folder / "checkpoints"), Path.open
+    usual = Path.open
 
     def open_file(path: Path, *mode: str, **how: str) -> object:
         stops = path.name == "latest.tmp"
         return Interrupted(io.FileIO(path, "w")) if stops else usual(path, *mode, **how)
 
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", open_file)
+        first = start("--max-frames", "45")
+    assert [file.name for file in first.checkpoints()] == ["best.pt"]
+    assert (first.code, "resume it with" in first.out) == (130, False)
+    shutil.rmtree(first.folder)
+
+    run = start("--max-frames", "45")
+    before = everything(run.folder / "checkpoints")
     monkeypatch.setattr(Path, "open", open_file)
     again = start("--resume", str(run.folder), "--max-frames", "80", reward=-100)
     assert (again.code, again.error) == (130, "tiny: interrupted\n")
@@ -326,6 +335,17 @@ def test_only_the_latest_checkpoints_hold_the_buffer(start):
     run = start("--stop-reward", "0.05", "--max-frames", "60")
     kept = {file.stem: "buffer" in read_checkpoint(file) for file in run.checkpoints()}
     assert kept == {"best": False, "latest": True, "previous": True, "solved": False}
+
+
+def test_a_resumed_run_reaches_another_goal_anew(start):
+    run = start("--stop-reward", "0.05")
+    (reached,) = (point for point in curves(run.folder) if point[0] == "outcome/reached_frames")
+    assert reached[2] == 30
+    again = start("--resume", str(run.folder), "--stop-reward", "0.15")
+    assert "avg_reward 0.15 after 70 frames" in again.out
+    more = ("--stop-reward", "1000", "--max-frames", "90")
+    assert start("--resume", str(run.folder), *more).code == 0
+    assert "outcome/reached_frames" not in {tag for tag, *_ in curves(run.folder)}
 
 
 def test_a_run_is_resumed_while_its_buffer_fills(start):

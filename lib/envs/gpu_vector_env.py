@@ -13,6 +13,7 @@ import pong_emulator
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
 from lib.gpu_checks import faster_way
+from lib.printing import waiting
 from lib.seeds import game_seeds
 from lib.transfer import Download, is_asynchronous
 
@@ -22,7 +23,8 @@ def plays_games(device: torch.device) -> bool:
     if not is_asynchronous(device):
         return False
     cpu = torch.device("cpu")
-    return faster_way("games on the GPU", cpu, lambda: device, first_games) == device
+    with waiting("trying games on the GPU"):
+        return faster_way("games on the GPU", cpu, lambda: device, first_games) == device
 
 
 def first_games(device: torch.device) -> dict[str, torch.Tensor]:

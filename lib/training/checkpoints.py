@@ -173,6 +173,8 @@ def load_checkpoint(
         lengths = checkpoint["progress"]["events"]
         for name, figure in figures.items():
             load(name, figure)
+        if checkpoint[SETTINGS]["hyperparameters"]["stop_reward"] != run.hp.stop_reward:
+            engine.state.reached = dict.fromkeys(engine.state.reached, math.nan)  # another goal
         checkpoint["file"].replace(run.folder / FOLDER / "latest.pt")  # where that is damaged
         for name, length in lengths.items():
             file = run.folder / name

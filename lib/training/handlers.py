@@ -135,8 +135,8 @@ class Speed:
 
     def start(self) -> None:
         """Start all clocks; each remembers when it began, and at which frame."""
-        self.began = time.monotonic() - self.before[0]
-        self.phase = self.lap = (time.monotonic(), self.engine.state.frames)
+        self.began = time.perf_counter() - self.before[0]
+        self.phase = self.lap = (time.perf_counter(), self.engine.state.frames)
 
     def iteration_started(self) -> None:
         """Begin the training phase with the first update."""
@@ -147,19 +147,19 @@ class Speed:
         self.measure()
         self.engine.fire_event(PlayEvents.TRAINING_BEGINS)
         state.phase, state.fps = "training", 0.0
-        self.phase = self.lap = (time.monotonic(), state.frames)
+        self.phase = self.lap = (time.perf_counter(), state.frames)
 
     def frames_played(self) -> None:
         """Update the time; while filling, also measure FPS now and then."""
         state = self.engine.state
-        state.time_passed = time.monotonic() - self.began
+        state.time_passed = time.perf_counter() - self.began
         if state.phase == "filling" and state.frames - self.lap[1] >= FILLING_EVERY:
             self.measure()
             self.engine.fire_event(PlayEvents.FILLING)
 
     def measure(self) -> None:
         """Measure frames per second since the last call, and over the whole phase."""
-        state, now = self.engine.state, time.monotonic()
+        state, now = self.engine.state, time.perf_counter()
         state.time_passed = now - self.began
         seconds, frames = now - self.phase[0], state.frames - self.phase[1]
         if state.phase == "training":
@@ -176,10 +176,10 @@ class Speed:
         if self.engine.state.phase == "filling":
             return seconds, frames
         began, first = self.phase
-        return seconds + time.monotonic() - began, frames + self.engine.state.frames - first
+        return seconds + time.perf_counter() - began, frames + self.engine.state.frames - first
 
     def end(self) -> None:
-        """The last measurement is that of training, also if a resumed run was filling again."""
+        """The last measurement is that of training, also if a resumed run made no update."""
         self.measure()
         seconds, frames = self.trained()
         if frames > 0:
@@ -188,7 +188,7 @@ class Speed:
     def state_dict(self) -> dict[str, float]:
         """For a checkpoint: the time so far, and the time of training."""
         seconds, frames = self.trained()
-        passed = time.monotonic() - self.began
+        passed = time.perf_counter() - self.began
         return {"seconds": passed, "training_seconds": seconds, "training_frames": frames}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

@@ -4,6 +4,7 @@ import errno
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -190,5 +191,6 @@ def say_end(run: Run) -> None:
 
 def say_how_to_resume(folder: Path | None) -> None:
     """Say it of a run that was interrupted or failed, if it has a checkpoint."""
-    if folder and any((folder / FOLDER).glob("*.pt")):
-        say(f"resume it with\n  python {shlex.join([sys.argv[0], '--resume', str(folder)])}")
+    if folder and any((folder / FOLDER / f"{kind}.pt").exists() for kind in ("latest", "previous")):
+        join = subprocess.list2cmdline if sys.platform == "win32" else shlex.join
+        say(f"resume it with\n  python {join([sys.argv[0], '--resume', str(folder)])}")

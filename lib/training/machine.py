@@ -3,7 +3,6 @@
 import ctypes
 import os
 import platform
-import random
 import sys
 from typing import Any
 
@@ -23,7 +22,6 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
 def prepare_torch(seed: int) -> None:
     """Seed torch and set its global switches; every process of a run does this first."""
-    random.seed(seed)
     torch.manual_seed(seed)
     # A CPU can be many times slower with numbers below 1e-38. Adam's moments of a unit that is
     # never active become that small. Threads inherit this setting, so it comes before them.
