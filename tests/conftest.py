@@ -114,14 +114,16 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def run_rung(script: str, folder: Path, *flags: str, timeout: float = 600) -> Any:
-    """Run a rung to its end; other programs may use the cores, so it may take its time.
+def run_python(*command: object, cwd: Path = ROOT, **env: str) -> Any:
+    """Run Python to its end; other programs may use the cores, so it may take its time."""
+    told = {"capture_output": True, "text": True, "timeout": 600, "env": os.environ | env}
+    return subprocess.run([sys.executable, *map(str, command)], cwd=cwd, **told)
 
-    Only 08 compiles, which takes most of the time.
-    """
-    command = [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder), *flags]
-    env = os.environ | ({} if script.startswith("08") else {"TORCHDYNAMO_DISABLE": "1"})
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
+
+def run_rung(script: str, folder: Path, *flags: str) -> Any:
+    """Run a rung to its end; only 08 compiles, which takes most of the time."""
+    uncompiled = {} if script.startswith("08") else {"TORCHDYNAMO_DISABLE": "1"}
+    return run_python(ROOT / f"{script}.py", "--run-dir", folder, *flags, **uncompiled)
 
 
 def envs_of(script: str) -> int:

@@ -11,7 +11,6 @@ from gymnasium.vector import VectorEnv
 from lib.envs.gpu_vector_env import GpuStackedVectorEnv
 from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
 from lib.envs.vector_env import StackedVectorEnv
-from lib.learning.agents import Exploration, GpuExploration
 from pong_emulator import PongVectorEnv
 
 GAMES, STEPS, EVERY = 3, 320, 8
@@ -71,14 +70,3 @@ def test_states_rewards_ends_and_games_are_those_of_the_cpu():
         assert np.array_equal(points_reported, points[:known].sum(axis=0))
     assert len(reported) > GAMES
     assert points_reported[1] > 0
-
-
-def test_some_actions_are_random():
-    torch.manual_seed(0)
-    explore = GpuExploration(4, lambda frame: 0.5 if frame else 0.0)
-    greedy = torch.full((10_000,), 3)
-    assert torch.equal(explore(greedy, 0), greedy)
-    counts = explore(greedy, 1).bincount(minlength=4) / len(greedy)
-    assert torch.allclose(counts, torch.tensor([0.125, 0.125, 0.125, 0.625]), atol=0.02)
-    # A run that explored on the GPU goes on where the games are the CPU's.
-    Exploration(4, explore.epsilon).load_state_dict(explore.state_dict())

@@ -27,7 +27,7 @@ from gymnasium.error import (
     ResetNeeded,
 )
 
-from pong_emulator import EmulatorError, threads, vector_env
+from pong_emulator import EmulatorError, PongVectorEnv, threads, vector_env
 from pong_emulator.rom import CLOCK
 from pong_emulator.television import GREYS, RGB
 
@@ -36,8 +36,6 @@ RANDOM = np.random.default_rng(0).integers(6, size=(2_000, 4))  # actions of 4 g
 
 
 def envs(num_envs: int = 4, **settings):
-    from pong_emulator import PongVectorEnv
-
     return PongVectorEnv(num_envs, **{"seed": 7, "stack": 2, "threads": 2} | settings)
 
 

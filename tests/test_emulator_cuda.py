@@ -5,16 +5,13 @@ seen, and NVIDIA's compiler and linker accept them for sm_90.
 """
 
 import inspect
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import run_python
 
 from pong_emulator import PongVectorEnv
 from pong_emulator.preprocessing import QUOTIENTS
@@ -85,9 +82,8 @@ def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
     actions = np.random.default_rng(0).integers(6, size=(steps, games))
     np.save(files[0], actions)
     program = inspect.getsource(play) + SIMULATE
-    command = [sys.executable, "-c", program, *map(str, (settings, *files))]
-    env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    simulator = {"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1"}
+    done = run_python("-c", program, settings, *files, **simulator)
     assert done.returncode == 0, done.stderr
     here = play(actions, settings)
     for one, other in zip(np.load(files[1]).values(), here, strict=True):

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, run_python
 
 from pong_emulator import EmulatorError, compiling, missing, preparing
 from pong_emulator.compiling import kept_in
@@ -20,13 +18,11 @@ from pong_emulator.rom import read_rom
 
 
 def test_the_rung_says_in_one_line_that_numba_is_missing(tmp_path: Path) -> None:
-    script = str(ROOT / "08_recompiled_pong.py")
     program = (
         "import runpy, sys; sys.modules['numba'] = None; sys.argv[:] = sys.argv[1:]; "
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    command = [sys.executable, "-c", program, script, "--run-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = run_python("-c", program, ROOT / "08_recompiled_pong.py", "--run-dir", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Numba, which compiles" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -71,8 +67,7 @@ with pong_emulator.preparing():
     print(child.pid, os.getsid(child.pid))
     raise KeyboardInterrupt
 """
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_python("-c", program, cwd=tmp_path)
     pid, session = done.stdout.split()
     assert pid == session  # of its own: signals to the terminal or the group do not reach it
     assert not psutil.pid_exists(int(pid))
@@ -105,9 +100,8 @@ def test_where_nothing_can_be_kept_nothing_is_left_behind(tmp_path: Path) -> Non
         "import sys; from pathlib import Path; from pong_emulator.compiling import kept_in; "
         "folder = kept_in(Path(sys.argv[1])); (folder / 'x').touch(); print(folder)"
     )
-    env = os.environ | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path / "temporary")}
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    places = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path / "temporary")}
+    done = run_python("-c", program, tmp_path, **places)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).is_relative_to(tmp_path / "temporary")
     assert not list((tmp_path / "temporary").iterdir())

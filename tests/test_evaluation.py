@@ -171,12 +171,12 @@ def test_training_goes_on_until_a_trial_is_passed(tmp_path, monkeypatch, capsys)
     trials = iter([Trial(64, rewards, 17.0) for rewards in ends])
     monkeypatch.setattr(handlers, "try_agent", lambda agent, engine, run: next(trials))
     rewards = [10.0] + [20.0] * 200
-    state, _ = play(tmp_path, rewards, agent=lambda: plays_badly)
+    state, fired = play(tmp_path, rewards, agent=lambda: plays_badly)
     # The average of 10 and twenties is 17 after 60 games; a trial comes 25 games after another one.
     # The second one was not played to its end, and nothing is told of it.
     first, last = (step for step, _ in curve(tmp_path, "trial/won"))
-    assert last - first == 2 * 25 * 10
-    assert (state.solved, state.frames) == (True, last)
+    assert (first, last) == (610, 610 + 2 * 25 * 10)
+    assert (state.solved, state.frames, fired.count("solved")) == (True, last, 1)
     assert state.reached["frames"] == first
     assert curve(tmp_path, "trial/mean") == [(first, 16.5), (last, 19.5)]
     assert curve(tmp_path, "outcome/reached_frames")[0][1] == first

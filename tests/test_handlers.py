@@ -19,7 +19,7 @@ from lib.learning.schedules import LinearSchedule
 from lib.learning.weights import AveragedWeights
 from lib.training import handlers
 from lib.training.evaluation import evaluate
-from lib.training.events import COUNTERS, PlayEvents, announce
+from lib.training.events import PlayEvents
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import ReplayOptions
@@ -32,6 +32,7 @@ def stream(rewards: list[float]):
     for reward in rewards:
         yield from ([step(number)] for number in range(9))
         yield [step(9)._replace(terminated=np.ones(1, bool), episodes=[Episode(reward, 10)])]
+        yield []  # as of a player that has sent nothing for a second
 
 
 def small() -> DQN:
@@ -83,26 +84,13 @@ def test_episodes_are_smoothed_from_the_first_one_on(tmp_path):
     assert curve(tmp_path, "episodes/frames") == [(1, 10.0), (2, 20.0), (3, 30.0)]
 
 
-def test_solved_ends_the_run_at_once(tmp_path):
-    state, fired = play(tmp_path, [10.0, 17.0, 500.0, 0.0, 0.0], stop_reward=17.0)
-    assert (state.episodes, state.frames, fired.count("solved")) == (3, 30, 1)
-
-
 def test_training_begins_when_enough_was_played_and_ends_at_the_frame_limit(tmp_path):
     state, _ = play(tmp_path, [0.0] * 50, max_frames=53)
     assert (state.frames, state.iteration, state.phase) == (53, 53 - 20, "training")
+    assert state.update_due
     assert curve(tmp_path, "outcome/updates") == [(0, 33.0)]
     state, _ = play(tmp_path, [0.0] * 5, replay_initial=100)
     assert (state.frames, state.iteration, state.phase) == (50, 0, "filling")
-
-
-def test_an_update_is_due_when_frames_have_arrived():
-    engine = Engine(lambda engine, batch: None)
-    engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
-    engine.state.update_due = False
-    for frames, due in ((0, False), (1, True), (0, True)):
-        announce(engine, frames, [])
-        assert engine.state.update_due is due
 
 
 @pytest.mark.parametrize("averaged", [False, True])
@@ -125,7 +113,7 @@ def test_curves_of_both_phases(tmp_path):
     assert [step for step, _ in curve(tmp_path, "filling/fps")] == [1_000, 2_000]
     assert curve(tmp_path, "filling/epsilon") == [(1_000, 0.0), (2_000, 0.0)]
     updates = [100, 200, 300, 400]
-    assert state.iteration == 401
+    assert (state.iteration, state.update_due) == (401, False)
     assert curve(tmp_path, "train/loss") == [(update, float(update)) for update in updates]
     assert curve(tmp_path, "train/frames") == [(update, 2_199.0 + update) for update in updates]
     average = 1.0

@@ -32,11 +32,6 @@ def play(games: AtariVectorEnv, steps: int) -> tuple[np.ndarray, list[Transition
     return np.stack(states[:steps]), transitions
 
 
-def column(steps: list[Transitions], name: str) -> list:
-    """What every step tells of the first game."""
-    return [getattr(step, name)[0] for step in steps]
-
-
 def test_a_speedrun_sees_where_something_moves_at_half_the_resolution() -> None:
     seen, _ = play(ale_games("PongNoFrameskip-v4", N), 1_400)
     for wall in (slice(9, 13), slice(78, 84)):  # the score is above them
@@ -76,12 +71,12 @@ def test_players_with_and_without_the_emulator_play_the_same_pong(monkeypatch) -
 def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:
     states, steps = play(ale_games("BreakoutNoFrameskip-v4", 1), 400)
     game = steps[: 1 + [bool(step.episodes[0]) for step in steps].index(True)]
-    lives = np.flatnonzero(column(game, "terminated")).tolist()
+    lives = np.flatnonzero([step.terminated[0] for step in game]).tolist()
     assert len(lives) == 5
     assert lives[-1] == len(game) - 1
-    begins = np.flatnonzero(column(game, "begins")).tolist()
+    begins = np.flatnonzero([step.begins[0] for step in game]).tolist()
     assert begins == [0, *(i + 1 for i in lives[:-1])]
-    rewards = column(game, "rewards")  # each by one
+    rewards = [step.rewards[0] for step in game]  # each by one
     assert game[-1].episodes == [Episode(sum(rewards), len(rewards))]
     first = states[begins, 0]
     assert (first == first[:, -1:]).all(), "nothing of the last life"

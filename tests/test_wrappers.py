@@ -17,8 +17,6 @@ from lib.envs.atari_wrappers import (
     NoopReset,
     Skip,
     WarpFrame,
-    make_atari,
-    wrap_deepmind,
 )
 from lib.envs.experience import Episode, ExperienceSource
 from lib.training.options import WrapperOptions
@@ -82,18 +80,6 @@ def test_actions_are_repeated_and_rewards_summed(max_pool, seen):
     assert inner.actions == [2, 2, 2, 2, 1]
 
 
-def test_episodic_life_ends_with_a_life_and_goes_on_with_the_game():
-    inner = Scripted(*range(6), lives=[3, 3, 2, 2, 1, 0])
-    env = EpisodicLife(inner)
-    env.reset()
-    assert [env.step(2)[2] for _ in range(2)] == [False, True]
-    observation, _ = env.reset()
-    assert (observation.max(), inner.resets, inner.actions[-1]) == (3, 1, 0)
-    assert env.step(2)[2]
-    env.reset()  # its no-op ends the game
-    assert (inner.resets, inner.position) == (2, 0)
-
-
 def test_whole_games_survive_lives_and_clipping():
     inner = Scripted(*range(6), lives=[3, 3, 2, 2, 1, 1], reward=5.0)
     env = gym.wrappers.RecordEpisodeStatistics(inner)
@@ -104,6 +90,8 @@ def test_whole_games_survive_lives_and_clipping():
     assert [step.terminated.item() for step in steps] == [False, True, True] * 2
     # Five steps of 5 points, two of them no-ops after a lost life; the last one ends the game.
     assert [step.episodes[0] for step in steps] == [None, None, Episode(25.0, 5)] * 2
+    assert (inner.actions, inner.resets) == ([2, 2, 0, 2, 0] * 2, 3)
+    assert [frame.max() for step in steps for frame in step.first_frames] == [0, 3, 0, 3]
 
 
 def test_fire_reset_presses_fire():
@@ -163,18 +151,6 @@ def test_frame_stack_shares_its_frames():
     assert env.observation_space.contains(np.asarray(second))
 
 
-def test_every_choice_of_the_composition_is_a_keyword():
-    game = make_atari(PONG, noop_max=0, skip=2, max_pool=False, obs_type="grayscale")
-    choices = dict.fromkeys(("episodic_life", "fire_reset", "clip_reward"), False)
-    env = wrap_deepmind(game, **choices, size=42, resize="opencv-nearest", stack=3)
-    kinds = "<FrameStack<ImageToPyTorch<WarpFrame<RecordEpisodeStatistics<Skip<OrderEnforcing<"
-    assert str(env).startswith(kinds)
-    assert [env.get_wrapper_attr(name) for name in ("skip", "max_pool")] == [2, False]
-    assert env.get_wrapper_attr("_resize") is RESIZERS["opencv-nearest"]
-    assert env.unwrapped.observation_space.shape == (210, 160)
-    assert np.asarray(env.reset(seed=0)[0]).shape == (3, 42, 42)
-
-
 def test_every_choice_of_04_is_a_flag():
     usual = "<FrameStack<ClipReward<ImageToPyTorch<WarpFrame<FireReset<EpisodicLife<RecordEpis"
     env = WrapperOptions().make_env()
@@ -186,5 +162,5 @@ def test_every_choice_of_04_is_a_flag():
     kinds = "<FrameStack<ImageToPyTorch<WarpFrame<RecordEpisodeStatistics<Skip<NoopReset<"
     assert str(env).startswith(kinds)
     assert [env.get_wrapper_attr(name) for name in ("noop_max", "max_pool")] == [5, True]
-    assert env.get_wrapper_attr("_resize") is RESIZERS["opencv-nearest"]
+    assert env.get_wrapper_attr("resize") is RESIZERS["opencv-nearest"]
     assert env.observation_space.shape == (3, 84, 84)

@@ -170,14 +170,14 @@ class WarpFrame(gym.ObservationWrapper):
     def __init__(self, env: gym.Env, size: int = 84, resize: str = "opencv-area") -> None:
         super().__init__(env)
         self.size = size
-        self._resize = RESIZERS[resize]
+        self.resize = RESIZERS[resize]
         self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
         # Grey first: then one channel is resized instead of three.
         if observation.ndim == 3:
             observation = cv2.cvtColor(observation, cv2.COLOR_RGB2GRAY)
-        return self._resize(observation, self.size, self.size)[:, :, np.newaxis]
+        return self.resize(observation, self.size, self.size)[:, :, np.newaxis]
 
 
 class ImageToPyTorch(gym.ObservationWrapper):
@@ -250,9 +250,7 @@ class FrameStack(gym.Wrapper):
         return LazyFrames(self._frames), float(reward), terminated, truncated, info
 
 
-def make_atari(
-    env_id: str, *, noop_max: int = 30, skip: int = 4, max_pool: bool = True, **kwargs: Any
-) -> gym.Env:
+def make_atari(env_id: str, *, noop_max: int = 30, max_pool: bool = True, **kwargs: Any) -> gym.Env:
     """Make an Atari game that counts in agent steps and reports whole games.
 
     When a game ends, ``info["episode"]`` has its true reward ``r`` and its length ``l`` in agent
@@ -261,7 +259,6 @@ def make_atari(
     Args:
         env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
         noop_max: begin with 1 to this many no-ops; 0: none.
-        skip: emulated frames per agent step.
         max_pool: the maximum of the last two skipped frames, not the last one alone.
         kwargs: passed to ``gymnasium.make``.
 
@@ -272,7 +269,7 @@ def make_atari(
     env = gym.make(env_id, **kwargs)
     if noop_max:
         env = NoopReset(env, noop_max)
-    return RecordEpisodeStatistics(Skip(env, skip, max_pool))
+    return RecordEpisodeStatistics(Skip(env, max_pool=max_pool))
 
 
 def wrap_deepmind(
@@ -280,18 +277,16 @@ def wrap_deepmind(
     *,
     episodic_life: bool = True,
     fire_reset: bool = True,
-    size: int = 84,
     resize: str = "opencv-area",
     clip_reward: bool = True,
     stack: int = 4,
 ) -> gym.Env:
-    """Wrap a game of ``make_atari`` for a DQN: observations of shape (stack, size, size).
+    """Wrap a game of ``make_atari`` for a DQN: observations of shape (stack, 84, 84).
 
     Args:
         env: what ``make_atari`` returned.
         episodic_life: a lost life ends the episode.
         fire_reset: press FIRE after a reset, where the game has it.
-        size: width and height in pixels.
         resize: a key of ``RESIZERS``.
         clip_reward: clip rewards to their sign.
         stack: frames per observation.
@@ -300,7 +295,7 @@ def wrap_deepmind(
         env = EpisodicLife(env)
     if fire_reset and "FIRE" in _action_meanings(env):
         env = FireReset(env)
-    env = ImageToPyTorch(WarpFrame(env, size, resize))
+    env = ImageToPyTorch(WarpFrame(env, resize=resize))
     if clip_reward:
         env = ClipReward(env)
     return FrameStack(env, stack)
