@@ -12,7 +12,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from multiprocessing import Pipe
 from pathlib import Path
 from threading import Event
 from time import perf_counter
@@ -47,7 +47,7 @@ PARTS: dict[str, list[tuple[Any, ...]]] = {
         (Exploration, "__call__"),
     ],
     "waiting": [  # and unpacking what arrives
-        (Connection, "poll", "recv"),
+        (type(Pipe()[0]), "poll", "recv"),  # on Windows another class than elsewhere
         (ale_py.AtariVectorEnv, "recv"),
         (ThreadedPongVectorEnv, "recv"),
     ],

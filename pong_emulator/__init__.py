@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NEEDED_ON_A_GPU = {
     "torch": "see pytorch.org/get-started",
-    "numba_cuda": "pip install 'numba-cuda[cu13]' 'cuda-toolkit==13.0.*'",
+    "numba_cuda": 'pip install "numba-cuda[cu13]" "cuda-toolkit==13.0.*"',
 }
 
 __all__ = ["EmulatorError", "PongVectorEnv", "missing", "prepare", "preparing"]

@@ -134,6 +134,8 @@ class Player:
         """The next message; None if none arrives within so many seconds."""
         try:
             message = self._pipe.recv() if self._pipe.poll(seconds) else None
+        except InterruptedError:  # on Windows a signal ends the wait, once it was handled
+            return None
         except (EOFError, OSError):  # between messages, or within one
             self.process.join(EXIT_SECONDS)
             code = self.process.exitcode
