@@ -22,7 +22,9 @@ short=(--cuda --run-dir "$out/runs")
 for rung in 01_baseline 03_parallel 06_compiled_update; do
   step "$rung" 4 python "$rung.py" "${short[@]}" --replay-initial 1000 --max-frames 5000
 done
-step 08_recompiled_pong 4 python 08_recompiled_pong.py "${short[@]}" --max-frames 100000
+step 08_recompiled_pong 8 python 08_recompiled_pong.py "${short[@]}" --max-frames 100000
+step emulator 4 python -m benchmarks emulator --cuda --games 32 256 1024 --out "$out"
+step emulator-cpu 4 python -m benchmarks emulator --games 32 256 1024 --out "$out/cpu"
 step tests 15 python -m pytest -n 4 -rf tests/test_gpu.py tests/test_emulator_cuda.py
 step fps 15 python -m benchmarks ladder --seeds 0 --run-dir "$out/fps" -- --cuda
 step solve 20 python -m benchmarks ladder --rungs 08 07 --solve --seeds 0 --run-dir "$out/solve" -- --cuda

@@ -51,7 +51,7 @@ def missing_device(name: str) -> str | None:
         if (device.index or 0) >= count:
             return f"{refused}it finds {count} GPU{'s' * (count != 1)}"
         torch.ones(2, device=device).sum().item()
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
         told = first_line(error)
         advice = next((text for words, text in ADVICE.items() if words in told), "")
         return refused + told + advice

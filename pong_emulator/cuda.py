@@ -10,6 +10,7 @@ nothing in the emulator is random, so the state after each number of emulated fr
 before, and is copied.
 """
 
+from functools import cache
 from typing import Any
 
 import numba
@@ -34,6 +35,12 @@ WATCH = DRAWS // 4  # steps from one look at the counts of the device to the nex
 numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a few games are a few blocks, and that is all right
 # Numba's simulator plays in Python, with memory of the CPU: to test kernels where there is no GPU.
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)
+
+
+@cache
+def external_stream(pointer: int) -> Any:
+    """Torch's stream for Numba: always the same object, by which Numba finds a launch again."""
+    return cuda.external_stream(pointer)
 
 
 def kernel(function: Any) -> Any:
@@ -271,7 +278,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         with cuda.gpus[self._gpu]:  # else Numba would launch on torch's current device
             stream: Any = 0
             if not SIMULATED:
-                stream = cuda.external_stream(torch.cuda.current_stream(self.device).cuda_stream)
+                stream = external_stream(torch.cuda.current_stream(self.device).cuda_stream)
             function[blocks, threads, stream](*map(_argument, arguments))
 
     def _info(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ whole update. It turns conversions, activations and all of Adam into loops that 
 memory once.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -84,8 +85,10 @@ def compiled_way(
     from torch._inductor import config  # a slow import
 
     config.cpp.vec_isa_ok = True  # else g++ is tried with every kind of vectors, for five seconds
+    # What it warns of on GPUs with fewer than 68 processors is a mode that nobody asked for.
+    logging.getLogger("torch._inductor.utils").setLevel(logging.ERROR)
     triton = is_asynchronous(device)
-    tools = "Triton, or triton-windows" if triton else "g++, clang or cl, and Python's headers"
+    tools = "Triton, or triton-windows, " * triton + "g++, clang or cl, and Python's headers"
     part = f"the compiled {name} (compiling needs {tools})"
 
     def make() -> Callable[..., Any]:

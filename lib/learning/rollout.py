@@ -48,14 +48,15 @@ class Rollout:
         self._ended = torch.zeros((length, n), device=device)
         self._values = torch.zeros((length + 1, n), device=device)
         # A random order of the frames, and the place in it of the next sample. Sampling moves it.
-        self._order = torch.zeros(length * n, dtype=torch.int64, device=device)
+        self._order = torch.arange(length * n, device=device)
         self.position = torch.zeros((), dtype=torch.int64, device=device)
         self._step = 0
         self.complete = False  # a finished rollout exists
+        # Any pictures: an update that is tried before the first rollout has gradients of them.
+        random = {"dtype": torch.uint8, "generator": torch.Generator()}
+        pictures = torch.randint(256, (length * n, *states_shape[1:]), **random)
         self.past = Targets(
-            self._states.flatten(0, 1).clone(),
-            self._actions.flatten().clone(),
-            self._rewards.flatten().clone(),
+            pictures.to(device), self._actions.flatten().clone(), self._rewards.flatten().clone()
         )
 
     def __len__(self) -> int:
