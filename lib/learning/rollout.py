@@ -53,8 +53,8 @@ class Rollout:
         self._step = 0
         self.complete = False  # a finished rollout exists
         # Any pictures: an update that is tried before the first rollout has gradients of them.
-        random = {"dtype": torch.uint8, "generator": torch.Generator()}
-        pictures = torch.randint(256, (length * n, *states_shape[1:]), **random)
+        size, random = (length * n, *states_shape[1:]), torch.Generator()  # not the run's
+        pictures = torch.randint(256, size, dtype=torch.uint8, generator=random)
         self.past = Targets(
             pictures.to(device), self._actions.flatten().clone(), self._rewards.flatten().clone()
         )
