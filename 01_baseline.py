@@ -2,7 +2,8 @@
 
 This is a plain DQN, and every other rung is compared with it. Each iteration plays one frame,
 stores it, samples 32 transitions from the replay buffer and makes one gradient step. Playing waits
-for the update, and the update waits for playing.
+for the update, and the update waits for playing. The picture is the whole screen in 84x84 pixels;
+in 00 to 03 the chapter cuts off the score and both walls.
 
 The chapter measured 159 FPS and 105 minutes to solve Pong (GTX 1080 Ti).
 """

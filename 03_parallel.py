@@ -2,14 +2,15 @@
 
 A player process steps the environment and puts its experience on a bounded queue. This process
 takes what is in the queue and makes one gradient step with a batch of 32 * ``--steps``. Neither
-process waits for the other unless the queue is empty or full. If the player is the faster one, an
-update has 2 * ``--steps`` new frames: half as many samples per frame as in 01. The player acts with
-the live weights of the network, in memory that both processes share. With ``--play-device`` or
+process waits for the other unless the queue is empty or full. (With an empty queue, the chapter's
+trainer makes another update without new frames.) If the player is the faster one, an update has 2 *
+``--steps`` new frames: half as many samples per frame as in 01. The player acts with the live
+weights of the network, in memory that both processes share. With ``--play-device`` or
 ``--sync-frames`` it has its own copy and refreshes it now and then. An update is meant for
 ``--steps`` frames, so epsilon falls ``--steps`` times as slowly.
 
-The chapter measured 402 FPS against 159 of the baseline (+152 %), and 59 minutes against 105
-to solve Pong (-43 %).
+The chapter measured 402 FPS against 159 of the baseline (+152 %), and 59 minutes against 105 to
+solve Pong (-43 %).
 """
 
 import copy

@@ -1,7 +1,7 @@
 """Cheaper wrappers, parallel: preprocess less, in a process of its own.
 
 The player of 03_parallel.py with the wrappers of 04_new_wrappers_n_env.py. The player plays more
-frames, and the trainer gathers, copies and convolves half as many pixels.
+frames, and the trainer gathers, copies and convolves fewer pixels.
 
 The chapter measured 409 FPS against 159 of the baseline (+157 %), and 31 minutes against 105 to
 solve Pong (-70 %).

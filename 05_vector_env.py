@@ -2,9 +2,10 @@
 
 ``ale_py.AtariVectorEnv`` does in C++ threads what the wrappers do in Python: emulation, frame skip,
 max-pooling, resizing. It holds no interpreter lock. Its step has two halves: the rung sends the
-actions, learns from the last transitions, and only then receives the new frames. So playing costs
-time only if it takes longer than the update. One forward pass gives the actions for all games.
-Network, loss and preprocessing are those of 02_n_envs.py, but a lost life is followed by no FIRE.
+actions, learns from the last transitions, and only then receives the new frames. So on a GPU
+playing costs time only if it takes longer than the update; on a CPU they share the cores. One
+forward pass gives the actions for all games. Network, loss and preprocessing are those of
+02_n_envs.py, but a lost life is followed by no FIRE.
 
 The book ends before this rung, and those that follow.
 """

@@ -10,9 +10,10 @@ rate, the last part of epsilon, and the number of updates fall. The network has 
 weights, a normalised hidden layer and dueling heads. It sees two stacked frames at half the
 resolution, only the part between the walls. It plays the three of Pong's six actions that differ.
 
-The agent acts with a moving average of the weights, which moves slower as it wins more. It breaks
-near-ties at random, so it does not lose one rally after the other in the same way. Training ends
-when it wins 64 of 64 games without learning. On a CPU, half of the cores learn and half play.
+The agent acts with a moving average of the weights, which moves slower as it wins more, and which
+then also is a target network, since its values make the targets. It breaks near-ties at random, so
+it does not lose one rally after the other in the same way. Training ends when it wins 64 of 64
+games without learning. On a CPU, half of the cores learn; the others are left to the games.
 
 What each idea bought: results/README.md.
 """

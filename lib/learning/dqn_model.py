@@ -109,7 +109,7 @@ class DQN(nn.Module):
 
 
 class DuelingDQN(DQN):
-    """A small dueling Q-network with a normalised hidden layer; it needs no target network.
+    """A small dueling Q-network with a normalised hidden layer.
 
     Source: Gallici et al., arXiv:2407.04811, for the normalisation (Ba et al., arXiv:1607.06450);
     Wang et al., arXiv:1511.06581, for the dueling heads: the value of a state and the

@@ -82,10 +82,10 @@ class CommonOptions:
         1.5e-4, "epsilon of Adam; damps steps of small gradients", 1e-12, 1
     )
     gamma: float = option(0.99, "discount per agent step", 0, 1)
-    batch_size: int = option(32, "transitions sampled for each new transition", 1)
+    batch_size: int = option(32, "transitions sampled per new one (03: for each of --steps)", 1)
     epsilon_start: float = of_playing(1.0, "probability of a random action at the start", 0, 1)
     epsilon_final: float = of_playing(0.02, "probability of a random action at the end", 0, 1)
-    epsilon_frames: int = of_playing(100_000, "frames over which epsilon falls", 1)
+    epsilon_frames: int = of_playing(100_000, "frames in which epsilon falls; 03: times --steps", 1)
     temperature = 0.0  # of the softmax that chooses actions: greedy; 07 and 08 have a setting
 
     def settled(self) -> Self:

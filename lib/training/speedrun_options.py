@@ -50,7 +50,7 @@ class SpeedrunOptions(PrecisionOptions):
 
 @dataclass(frozen=True)
 class SharedCoresOptions(SpeedrunOptions):
-    """The settings of 07: as 08, but half of the cores learn, and the others play meanwhile."""
+    """The settings of 07: as 08, but torch has half of the cores, and leaves room for the games."""
 
     any_game: bool = of_playing(
         False, "use all actions and the whole picture, not only Pong's part"
