@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,10 +53,17 @@ def read_until(process: subprocess.Popen, text: str) -> str:
 def test_nobody_gets_in_a_dead_player_is_replaced_and_ctrl_c_leaves_a_run_to_resume(tmp_path):
     process = start(SCRIPT, tmp_path, *QUICK, "--envs", "2", "--players", "2")
     all_of_them = [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]
+    place = re.search("/tmp/ray-[^/]+", " ".join(chain(*(one.cmdline() for one in all_of_them))))[0]
     connections = [c for one in all_of_them for c in one.net_connections()]
     addresses = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
     assert addresses
     assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+    # A closed terminal sends SIGHUP to all of them; Ray is needed until the last checkpoint.
+    servers = [one.pid for one in all_of_them if one.name() in ("gcs_server", "raylet")]
+    told = " ".join(Path(f"/proc/{pid}/status").read_text() for pid in servers)
+    blocked = [int(mask, 16) for mask in re.findall(r"SigBlk:\s*(\w+)", told)]
+    assert [mask >> signal.SIGHUP - 1 & 1 for mask in blocked] == [1, 1]
 
     playing = re.compile(r"ray::Player(\.play)?\s*")  # one that is not ready has nothing to lose
     next(one for one in all_of_them if playing.fullmatch(" ".join(one.cmdline()))).kill()
@@ -65,6 +74,7 @@ def test_nobody_gets_in_a_dead_player_is_replaced_and_ctrl_c_leaves_a_run_to_res
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
+    assert not Path(place).exists()
     assert psutil.wait_procs(all_of_them[1:], timeout=30)[1] == []
     (run,) = tmp_path.iterdir()
     frames = int(read_events(run).Scalars("outcome/frames")[0].value)
@@ -138,9 +148,15 @@ def test_a_lost_machine_takes_no_message_of_the_others(cluster, capsys):
 
 @needs_ray
 def test_the_players_own_error_ends_the_run_in_one_line(cluster):
+    def learn() -> None:
+        with joined(Failing, 1, cluster) as players:
+            saved.extend([*chain(*players), "a checkpoint"])
+
+    saved: list[Any] = []
     why = "^player 0 failed: RuntimeError: the emulator is on fire$"
-    with joined(Failing, 1, cluster) as players, pytest.raises(Failure, match=why):
-        list(players)
+    with pytest.raises(Failure, match=why):
+        learn()
+    assert saved == ["a checkpoint"]
 
 
 @needs_ray

@@ -17,8 +17,11 @@ from lib.envs.atari_wrappers import (
     NoopReset,
     Skip,
     WarpFrame,
+    make_atari,
+    wrap_deepmind,
 )
 from lib.envs.experience import Episode, ExperienceSource
+from lib.envs.resumable import ResumableEnv
 from lib.training.options import WrapperOptions
 
 PONG = "PongNoFrameskip-v4"
@@ -149,6 +152,24 @@ def test_frame_stack_shares_its_frames():
     assert all(one is two for one, two in zip(first.frames[1:], second.frames[:3], strict=True))
     assert np.asarray(first).shape == env.observation_space.shape == (4, 84, 84)
     assert env.observation_space.contains(np.asarray(second))
+
+
+@pytest.mark.parametrize("game", ["BeamRider", "Tennis"])
+def test_a_later_game_is_played_again_as_it_was(game):
+    """A second game of these begins with what the first one left in the emulator."""
+
+    def make() -> ResumableEnv:
+        game_ = make_atari(f"{game}NoFrameskip-v4", max_num_frames_per_episode=400)
+        return ResumableEnv(wrap_deepmind(game_))
+
+    env, random, info = make(), np.random.default_rng(0), {}
+    env.reset(seed=1)
+    while "episode" not in info:
+        *_, info = env.step(random.integers(env.action_space.n))
+    env.reset()
+    for _ in range(30):
+        seen, *_ = env.step(random.integers(env.action_space.n))
+    assert np.array_equal(make().play_again(env.state_dict()), seen)
 
 
 def test_every_choice_of_04_is_a_flag():

@@ -54,6 +54,7 @@ class ResumableEnv(gym.Wrapper):
             The newest observation.
         """
         if state["random"]:
+            self.unwrapped.reset(seed=0)  # ALE begins later games otherwise than its first one
             self._generator().state = state["random"]
         observation, _ = self.env.reset(seed=state["seed"])
         for action in state["actions"]:

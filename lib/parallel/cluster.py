@@ -7,7 +7,6 @@ messages, and continues with the other players while one is lost.
 
 import os
 import secrets
-import signal
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ import lib
 from lib.learning.replay_buffer import Batch
 from lib.parallel.message_buffer import MessageReplayBuffer
 from lib.parallel.n_step import Message
+from lib.parallel.player import signals_blocked
 from lib.parallel.worker import ClusterOptions, VersionedWeights
 from lib.printing import say
 from lib.training.events import announce
@@ -40,7 +40,8 @@ class Players:
     """The players, and their messages, while the ``with`` lasts.
 
     Iterating yields lists of messages that have arrived. After a second without any it yields an
-    empty list, so that the caller can stop. If a player dies, one line says so.
+    empty list, so that the caller can stop. If a player dies, one line says so. A ``Failure`` ends
+    it, and is raised when the ``with`` ends.
 
     Args:
         player: a class. Each actor creates one object from its number and ``args``; the method
@@ -54,6 +55,7 @@ class Players:
         self._calls: dict[Any, int] = {}  # -> player
         self._lost: set[int] = set()  # players that are lost now
         self._weights: Any = None
+        self._failed: Failure | None = None
         self._end = ExitStack()
 
     def __enter__(self) -> Self:
@@ -82,23 +84,23 @@ class Players:
             code = {"py_modules": [str(root / name) for name in ("lib", "pong_emulator")]}
             settings["runtime_env"] = code | {"excludes": ["__pycache__"]}
         import ray
-        from ray._private import worker
+        from ray._private import utils, worker
 
         self._ray = ray
         # For a lost node Ray prints pages of its log, and has no switch for that; we say a line.
         worker.print_to_stdstream = lambda *_, **__: None
-        on_sigterm = signal.getsignal(signal.SIGTERM)
+        utils.set_sigterm_handler = lambda _: None  # ours stays
         self._end.callback(ray.shutdown)
         try:
             if address:  # Ray itself would try for minutes
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
-            ray.init(address or "local", **settings)
-        except (OSError, RuntimeError, ValueError) as error:
+            with signals_blocked(["SIGHUP"]):  # else a closed terminal ends Ray before the run
+                ray.init(address or "local", **settings)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self._end.close()
             reason = " ".join(str(error).split()) or type(error).__name__
             raise Failure(f"Ray, {address or 'on this machine'}: {reason}") from None
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray replaces ours
         # Ray restarts players, but does not repeat their calls: nobody waits for lost transitions.
         actor = ray.remote(self._player).options(
             num_cpus=1, max_restarts=-1, scheduling_strategy="SPREAD"
@@ -106,8 +108,10 @@ class Players:
         self._actors = [actor.remote(number, *self._args) for number in range(count)]
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._end.close()
+        if self._failed and not error:
+            raise self._failed
 
     def broadcast(self, net: nn.Module, state: State) -> None:
         """Give these weights to the next calls: one object of Ray's, fetched once per node."""
@@ -115,6 +119,12 @@ class Players:
         self._weights = self._ray.put(VersionedWeights(state.iteration, state.frames, arrays))
 
     def __iter__(self) -> Iterator[list[Message]]:
+        try:
+            yield from self._messages()
+        except Failure as failure:  # the run ends as always, with its checkpoint
+            self._failed = failure
+
+    def _messages(self) -> Iterator[list[Message]]:
         for number in [*range(self._options.players)] * AHEAD:
             self._ask(number)
         timeout = self._options.player_timeout
@@ -136,15 +146,15 @@ class Players:
 
     def _take(self, call: Any) -> Message | None:
         """Take the result of a call, and make the player's next one; None if the player is lost."""
-        number = self._calls.pop(call)
+        number, raised = self._calls.pop(call), self._ray.exceptions
         self._ask(number)
         message: Message | None = None
         try:
             message = self._ray.get(call)
-        except (self._ray.exceptions.RayTaskError, self._ray.exceptions.ActorDiedError) as error:
+        except (raised.RayTaskError, raised.ActorDiedError, raised.RuntimeEnvSetupError) as error:
             cause = str(error).strip().split("\n")[-1]  # its own error, which would come again
             raise Failure(f"player {number} failed: {cause}") from None
-        except self._ray.exceptions.RayError:  # its process, its node, or the network in between
+        except raised.RayError:  # its process, its node, or the network in between
             pass
         if (number in self._lost) == (message is not None):  # this is new
             self._lost ^= {number}

@@ -12,7 +12,7 @@ import copy
 import gc
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import resource_tracker
@@ -220,8 +220,8 @@ class Packed:
 
 
 @contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Processes that start within never see what ends a run: Ctrl-C, SIGTERM and SIGHUP.
+def signals_blocked(names: Iterable[str] = ("SIGINT", "SIGTERM", "SIGHUP")) -> Iterator[None]:
+    """Processes that start within never see these signals, which end a run.
 
     They reach all processes of a terminal or of a job, and the trainer decides. In this process
     they arrive afterwards.
@@ -230,8 +230,7 @@ def signals_blocked() -> Iterator[None]:
         yield
         return
     resource_tracker.ensure_running()  # it unblocks two of them, so it comes first
-    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in names])
     try:
         yield
     finally:

@@ -42,8 +42,9 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
     """A single environment for evaluation; losing a life ends no episode. It gets ``kwargs``."""
     p = preprocessing
     game = make_atari(p.env, noop_max=p.noop_max, max_pool=p.max_pool, **kwargs)
+    without = dict.fromkeys(("episodic_life", "clip_reward"), False)
     env: gym.Env = wrap_deepmind(
-        game, episodic_life=False, fire_reset=p.fire_reset, resize=p.resize, stack=p.stack
+        game, fire_reset=p.fire_reset, resize=p.resize, stack=p.stack, **without
     )
     space, actions = env.observation_space, p.actions
     assert isinstance(space, Box)
