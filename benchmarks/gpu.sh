@@ -4,12 +4,13 @@
 #
 #     benchmarks/gpu.sh [FOLDER]        (default: runs/gpu)
 cd "$(dirname "$0")/.." || exit 1
+trap 'exit 130' INT  # Ctrl-C ends all of it
 out=${1:-runs/gpu}
 mkdir -p "$out"
 
 step() { # name, minutes, command
   echo "$(date +%T) $1, $2 minutes at most"
-  timeout --signal=INT --kill-after=30 "$((60 * $2))" "${@:3}" >"$out/$1.txt" 2>&1
+  timeout --foreground --signal=INT --kill-after=30 "$((60 * $2))" "${@:3}" >"$out/$1.txt" 2>&1
   case $? in
     0) echo "    done: $(tail -n 1 "$out/$1.txt")" ;;
     124 | 137) echo "    stopped at its time limit" ;;

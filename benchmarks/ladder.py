@@ -127,7 +127,8 @@ def run_rung(command: Command, run_dir: Path) -> int:
         finally:
             rung.terminate()  # where we are asked to end; the rung then saves its record
             code = rung.wait()
-            for folder in set(run_dir.glob(name)) - before:
+            new = set(run_dir.glob(name)) - before  # later ones are those of another ladder
+            for folder in sorted(new, key=lambda path: path.name.rpartition("-seed")[2])[:1]:
                 (folder / COMMIT).write_text(f"{commit_now}\n", encoding="utf-8")
                 if code == 0:
                     (folder / DONE).write_text(shlex.join(command), encoding="utf-8")

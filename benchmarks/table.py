@@ -148,7 +148,8 @@ def describe(records: Sequence[Record]) -> list[str]:
     low = [r for r in records if r.settings.get("amp") or r.settings.get("precision") == "bfloat16"]
     if 0 < len(low) < len(records):
         scripts = ", ".join(sorted({record.script for record in low}))
-        told += f"; {scripts} in bfloat16, the others in float32: do not compare their FPS"
+        told += f"; {len(low)} runs of {scripts} in bfloat16, the others in float32: "
+        told += "do not compare their FPS"
     names = [f"Machine {n}" for n in range(1, len(machines) + 1)] if machines[1:] else ["Machine"]
     described = map(join_machine, machines)
     return [*(f"{name}: {one}" for name, one in zip(names, described, strict=True)), told]
@@ -159,7 +160,7 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
     records = [record for group in groups for record in group]
     machines = machines_of(records)
     solved = [record.solved for record in runs]
-    whole_way = went_the_whole_way(runs)
+    whole_way = went_the_whole_way(next(group for group in groups if runs[0] in group))
     certain = [one or not whole_way for one in solved]  # the others did run for so many frames
     frames, minutes = zip(*ways_of(runs), strict=True)
     won = summary([record.minutes for record in runs], certain, "{:,.1f}")
@@ -281,7 +282,7 @@ def learning_curve(runs: Sequence[Record], edges: Sequence[int]) -> dict[str, st
         if len(known) == len(runs):
             rewards, steps = zip(*known, strict=True)
             text = f"{spread(rewards, 1)} / {median(steps):,.0f}"
-        cells[f"{at // 1_000:,}-{(at + step) // 1_000:,}"] = text
+        cells[f"{at / 1_000:,g}-{(at + step) / 1_000:,g}"] = text
     return cells
 
 

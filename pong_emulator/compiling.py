@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from llvmlite.binding import get_host_cpu_name
 from numba import types
 
 # Without `_nrt=False` Numba counts the references to every array that it hands on, which took 87 %
@@ -74,8 +75,9 @@ def kept_in(package: Path) -> Path:
     Args:
         package: the folder of its files. Beside it is its ``__pycache__``, if it can be written.
     """
-    # The translation imports the package by its name, and another Numba compiles anew.
-    told = f"{__package__} {numba.__version__} {sys.implementation.cache_tag}"
+    # What the translation imports, and what Numba compiles anew for: another place, processor, ...
+    told = f"{__package__} {package.absolute()} {get_host_cpu_name()} "
+    told += f"{numba.__version__} {sys.implementation.cache_tag}"
     digest = hashlib.sha256(told.encode())
     for file in sorted(package.glob("*.py")):
         digest.update(file.read_bytes())

@@ -90,6 +90,7 @@ def test_processes_share_a_folder_and_delete_what_has_long_been_of_no_use(tmp_pa
         (now,) = set(pool.map(made, range(8)))
     assert len(list(now.iterdir())) == 8
     assert {folder.name for folder in kept.iterdir()} == {"numba", "pong-new", now.name}
+    assert kept_in(tmp_path / "moved").name != now.name  # Numba would compile anew there
 
 
 def test_where_nothing_can_be_kept_nothing_is_left_behind(tmp_path: Path) -> None:
