@@ -38,8 +38,8 @@ SIMULATED = bool(numba.config.ENABLE_CUDASIM)
 
 
 @cache
-def external_stream(pointer: int) -> Any:
-    """Torch's stream for Numba: always the same object, by which Numba finds a launch again."""
+def external_stream(gpu: int, pointer: int) -> Any:
+    """A stream of torch on the current GPU; the same object each time, as Numba keeps launches."""
     return cuda.external_stream(pointer)
 
 
@@ -278,7 +278,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         with cuda.gpus[self._gpu]:  # else Numba would launch on torch's current device
             stream: Any = 0
             if not SIMULATED:
-                stream = external_stream(torch.cuda.current_stream(self.device).cuda_stream)
+                pointer = torch.cuda.current_stream(self.device).cuda_stream
+                stream = external_stream(self._gpu, pointer)
             function[blocks, threads, stream](*map(_argument, arguments))
 
     def _info(self) -> dict[str, Any]:
