@@ -22,7 +22,7 @@ from ignite.handlers import TensorboardLogger
 
 from lib.devices import cores
 from lib.printing import say
-from lib.training.checkpoints import EVENT_FILES, FOLDER, CheckpointError, read_latest
+from lib.training.checkpoints import EVENT_FILES, CheckpointError, find_checkpoint, read_latest
 from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, free_cores, prepare_torch
 from lib.training.options import Options
@@ -191,6 +191,9 @@ def say_end(run: Run) -> None:
 
 def say_how_to_resume(folder: Path | None) -> None:
     """Say it of a run that was interrupted or failed, if it has a checkpoint."""
-    if folder and any((folder / FOLDER / f"{kind}.pt").exists() for kind in ("latest", "previous")):
+    if folder is None:
+        return
+    with suppress(CheckpointError):  # it has none
+        find_checkpoint(folder, "latest", "previous")
         join = subprocess.list2cmdline if sys.platform == "win32" else shlex.join
         say(f"resume it with\n  python {join([sys.argv[0], '--resume', str(folder)])}")
