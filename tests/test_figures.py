@@ -20,7 +20,7 @@ from lib.training.options import ReplayOptions
 
 ROOT = Path(__file__).parents[1]
 ZEN4, ZEN5 = ROOT / "results/epyc-zen4-2core", ROOT / "results/epyc-zen5-2core"
-XEON = ROOT / "results/xeon-amx-2core"
+XEON, H100 = ROOT / "results/xeon-amx-2core", ROOT / "results/xeon-h100-16core"
 FPS, SOLVED = ZEN4 / "ladder-amp/runs.csv", "solved/runs"
 NAMES = {"04_new_wrappers_n_env": "04, environments", "04_new_wrappers_parallel": "04, parallel"}
 RECORDS = {
@@ -308,6 +308,20 @@ def test_what_contradicts_the_chapter_is_in_the_linked_tables() -> None:
         changes = re.findall(r"[+-]\d+ %", here)
         assert changes
         assert [change for change in changes if f"| {change} |" not in found] == [], claim
+
+
+def test_what_an_h100_showed() -> None:
+    rungs = table("docs/gpu.md", "What an H100 showed")
+    slow, fast = sorted(runs(H100)["08_recompiled_pong"], key=attrgetter("fps"))
+    found = {script[:2]: records[0] for script, records in runs(H100).items() if script[:2] != "08"}
+    found |= {"08`, games on the CPU": slow, "08`, games on the GPU": fast}
+    assert set(rungs) == {"rung", "---", *found}
+    assert [name for name in found if rungs[name][0] != f"{found[name].fps:,.0f}"] == []
+    reached, minutes_to_17 = slow.to_bar
+    told = f"avg_reward 17 after {reached:,.0f} frames and {60 * minutes_to_17:.0f} seconds"
+    assert rungs["08`, games on the CPU"][1] == told
+    assert (fast.settings, fast.machine.get("left_out")) == (slow.settings, None)
+    assert slow.machine["left_out"].startswith("games on the GPU: ")
 
 
 def test_single_techniques_and_emulators_are_in_their_tables() -> None:

@@ -408,4 +408,5 @@ def test_a_file_system_without_locks_is_told_and_used(start, monkeypatch):
 @pytest.mark.parametrize(("options", "of_four"), [(SpeedrunOptions, 4), (SharedCoresOptions, 2)])
 def test_threads_are_the_free_cores_or_as_many_as_asked_for(options, of_four):
     assert [options().torch_threads(free) for free in (4, 1)] == [of_four, 1]
-    assert options(threads=3).torch_threads(1) == 3
+    assert options(cuda=True).torch_threads(4) == 1
+    assert [options(threads=3, cuda=cuda).torch_threads(1) for cuda in (False, True)] == [3, 3]

@@ -68,7 +68,7 @@ def launch(
         autocast = "bfloat16 autocast" if options.amp else "float32"
         told = f"{script} in {getattr(options, 'precision', autocast)} on {told}"
         say(textwrap.fill(told, 80, subsequent_indent="  "))
-        if free < cores():
+        if free < cores() and device.type == "cpu":
             say(f"{free} of {cores()} cores free: torch gets no more threads (see --threads)")
         for remark in options.remarks():
             say(remark)

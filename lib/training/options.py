@@ -64,7 +64,11 @@ class CommonOptions:
     cuda: bool = of_run(False, "train on the GPU; short for --device cuda")
     device: str = of_run("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
     threads: int = of_this_call(
-        0, "threads with which torch computes; 0: the cores free at the start (07: half)", 0, 1_024
+        0,
+        "threads with which torch computes; 0: the cores free at the start (07: half), "
+        "with a GPU 1",
+        0,
+        1_024,
     )
     amp: bool = of_run(False, "compute updates in bfloat16 autocast")
     run_dir: str = of_this_call("runs", "folder in which this run makes its own folder")
@@ -102,8 +106,9 @@ class CommonOptions:
         return torch.device(self._asked_device)
 
     def torch_threads(self, free: int) -> int:
-        """Threads with which torch computes, if so many cores are free."""
-        return self.threads or free
+        """Threads with which torch computes, if so many cores are free; beside a GPU one."""
+        # More would wait for each other to copy a batch, and take cores from the games.
+        return self.threads or (free if self.training_device.type == "cpu" else 1)
 
     @property
     def samples(self) -> int:

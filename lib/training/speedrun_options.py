@@ -66,7 +66,7 @@ class SharedCoresOptions(SpeedrunOptions):
 
     def torch_threads(self, free: int) -> int:
         """As ``CommonOptions.torch_threads``."""
-        return self.threads or max(1, free // 2)
+        return self.threads or max(1, super().torch_threads(free) // 2)
 
     def why_invalid(self) -> str | None:
         if not self.any_game and not self.env.startswith("Pong"):
