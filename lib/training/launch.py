@@ -54,7 +54,8 @@ def launch(
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)  # where streams and graphs are made
         prepare_torch(options.seed)
-        free = cores() if options.threads else free_cores()
+        asked = options.threads or device.type != "cpu"  # else the cores are looked at
+        free = cores() if asked else free_cores()
         torch.set_num_threads(options.torch_threads(min(free, torch.get_num_threads())))
         try:
             folder, checkpoint, _lock = open_folder(options, script)
@@ -68,7 +69,7 @@ def launch(
         autocast = "bfloat16 autocast" if options.amp else "float32"
         told = f"{script} in {getattr(options, 'precision', autocast)} on {told}"
         say(textwrap.fill(told, 80, subsequent_indent="  "))
-        if free < cores() and device.type == "cpu":
+        if free < cores():
             say(f"{free} of {cores()} cores free: torch gets no more threads (see --threads)")
         for remark in options.remarks():
             say(remark)
