@@ -38,7 +38,7 @@ def train(hp: Options, run: Run) -> None:
     on_gpu = plays_games(run.device)  # then the games run there, too
     device = run.device if on_gpu else "cpu"
     # If all cores learn, this thread plays: another one would wait for a core.
-    threads = 1 if run.device.type == "cpu" and torch.get_num_threads() >= cores() else 0
+    threads = 1 if run.device.type == "cpu" and torch.get_num_threads() >= cores() else cores()
     games = pong_emulator.PongVectorEnv(
         hp.envs, device=device, threads=threads, stack=1, reward_clipping=False,
         rows=hp.preprocessing.rows,

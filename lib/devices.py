@@ -3,6 +3,8 @@
 import os
 import sys
 import warnings
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -11,6 +13,7 @@ Device = torch.device | str
 PRECISIONS = ("auto", "float32", "bfloat16")
 # Instructions that multiply bfloat16 numbers, as torch names them: on x86, and on ARM.
 BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
+CONTAINER = Path("/sys/fs/cgroup/cpu.max")  # Linux: how much of which time it may compute, or "max"
 ADVICE = {  # to torch's errors
     "not compiled with CUDA": "; install a torch for CUDA, see pytorch.org/get-started",
     "no kernel image": "; install a torch for this GPU, see pytorch.org/get-started",
@@ -19,10 +22,14 @@ ADVICE = {  # to torch's errors
 
 
 def cores() -> int:
-    """Number of processors that this process may use."""
+    """Number of processors that this process may use, and its container may keep busy."""
+    count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        count = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # no such file; no limit
+        quota, period = map(int, CONTAINER.read_text().split())
+        count = min(count, quota // period)
+    return max(1, count)
 
 
 def missing_device(name: str) -> str | None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import one_line
 
+from lib import devices
 from lib.devices import choose_precision, compiles, cores, missing_device
 from lib.training import launch as rungs
 from lib.training.flags import parse
@@ -108,6 +109,11 @@ def test_cores_that_others_use_are_not_free():
             other.wait()
 
 
-def test_a_container_may_count_its_cores_anew(monkeypatch):
+def test_a_container_may_count_its_cores_anew_and_limit_them(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 10_000}, raising=False)
     assert free_cores() == 2
+    limit = tmp_path / "cpu.max"
+    monkeypatch.setattr(devices, "CONTAINER", limit)
+    for told, count in (("max 100000", 2), ("150000 100000", 1), ("50000 100000", 1)):
+        limit.write_text(told)
+        assert cores() == free_cores() == count

@@ -16,6 +16,7 @@ from ale_py import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
 import pong_emulator
+from lib.devices import cores
 from lib.envs.experience import Episode, Transitions
 from lib.envs.preprocessing import Preprocessing
 from lib.seeds import game_seeds
@@ -51,7 +52,7 @@ def ale_games(
     return AtariVectorEnv(
         gym.spec(env_id).kwargs["game"],
         num_envs,
-        num_threads=threads,
+        num_threads=threads or min(cores(), num_envs),
         stack_num=1,
         maxpool=max_pool,
         repeat_action_probability=sticky,
@@ -66,9 +67,8 @@ def fast_games(env_id: str, num_envs: int, max_pool: bool, threads: int = 0) -> 
     Both play the same games, pixel for pixel. So players of both kinds can play together.
     """
     if _is_emulated(env_id):
-        return pong_emulator.PongVectorEnv(
-            num_envs, threads=threads, stack=1, max_pool=max_pool, reward_clipping=False
-        )
+        settings = {"stack": 1, "max_pool": max_pool, "reward_clipping": False}
+        return pong_emulator.PongVectorEnv(num_envs, threads=threads or cores(), **settings)
     return ale_games(env_id, num_envs, threads, max_pool)
 
 

@@ -58,9 +58,9 @@ def free_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
         mine = os.sched_getaffinity(0)
         if max(mine) >= len(busy):  # in a container they are counted anew
-            return len(mine)
+            return cores()
         busy = [busy[core] for core in mine]
-    return max(1, round(len(busy) - sum(busy) / 100))
+    return min(cores(), max(1, round(len(busy) - sum(busy) / 100)))
 
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
