@@ -67,8 +67,9 @@ def fast_games(env_id: str, num_envs: int, max_pool: bool, threads: int = 0) -> 
     Both play the same games, pixel for pixel. So players of both kinds can play together.
     """
     if _is_emulated(env_id):
-        settings = {"stack": 1, "max_pool": max_pool, "reward_clipping": False}
-        return pong_emulator.PongVectorEnv(num_envs, threads=threads or cores(), **settings)
+        return pong_emulator.PongVectorEnv(
+            num_envs, threads=threads or cores(), stack=1, max_pool=max_pool, reward_clipping=False
+        )
     return ale_games(env_id, num_envs, threads, max_pool)
 
 
