@@ -71,6 +71,15 @@ def minutes(script: str) -> float:
     return frames(script) / fps(script) / 60
 
 
+def test_longer_runs_make_the_fps_of_shorter_ones() -> None:
+    rungs = (*BOOK, "05_vector_env", "06_compiled_update", "09_many_machines")
+    long = ZEN4 / "ladder-amp-long/runs.csv"
+    *found, cluster = (fps(rung, file=long, seeds=2) / fps(rung) for rung in rungs)
+    text = " ".join((ROOT / "results/README.md").read_text(encoding="utf-8").split())
+    told = f"FPS are {min(found):.2f} to {max(found):.2f} of these, those of 09 {cluster:.2f} "
+    assert told in text
+
+
 def told(value: float, change: float) -> str:
     return f"{value:.0f}" + f" ({100 * (change - 1):+.0f} %)" * (change != 1)
 
