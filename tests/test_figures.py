@@ -21,7 +21,7 @@ from lib.training.options import ReplayOptions
 ROOT = Path(__file__).parents[1]
 ZEN4, ZEN5 = ROOT / "results/epyc-zen4-2core", ROOT / "results/epyc-zen5-2core"
 XEON, H100 = ROOT / "results/xeon-amx-2core", ROOT / "results/xeon-h100-16core"
-FPS, SOLVED = ZEN4 / "ladder-amp/runs.csv", "solved/runs"
+RESULTS, FPS, SOLVED = ROOT / "results/README.md", ZEN4 / "ladder-amp/runs.csv", "solved/runs"
 NAMES = {"04_new_wrappers_n_env": "04, environments", "04_new_wrappers_parallel": "04, parallel"}
 RECORDS = {
     "08": (ZEN4 / "held-out/runs", "08_recompiled_pong"),
@@ -51,6 +51,11 @@ def table(page: str, heading: str) -> dict[str, list[str]]:
     return {name: others for name, *others in cells}
 
 
+def one_line(page: Path) -> str:
+    """A page whose lines may break anywhere."""
+    return " ".join(page.read_text(encoding="utf-8").split())
+
+
 def fps(script: str, column: str = "fps", file: Path = FPS, seeds: int = 5) -> float:
     """In bfloat16, alone; or another column: ``fps_to_01``, by those of 01 of the same hour."""
     with file.open(newline="") as lines:
@@ -69,15 +74,6 @@ def frames(script: str) -> float:
 
 def minutes(script: str) -> float:
     return frames(script) / fps(script) / 60
-
-
-def test_longer_runs_make_the_fps_of_shorter_ones() -> None:
-    rungs = (*BOOK, "05_vector_env", "06_compiled_update", "09_many_machines")
-    long = ZEN4 / "ladder-amp-long/runs.csv"
-    *found, cluster = (fps(rung, file=long, seeds=2) / fps(rung) for rung in rungs)
-    text = " ".join((ROOT / "results/README.md").read_text(encoding="utf-8").split())
-    told = f"FPS are {min(found):.2f} to {max(found):.2f} of these, those of 09 {cluster:.2f} "
-    assert told in text
 
 
 def told(value: float, change: float) -> str:
@@ -105,6 +101,14 @@ def test_the_rungs_beyond_the_book(script: str) -> None:
     assert cells[1:] == [f"{fps(script):.0f}", f"{frames(script):,.0f}", ""]
 
 
+def test_longer_runs_make_the_fps_of_shorter_ones() -> None:
+    rungs = (*BOOK, "05_vector_env", "06_compiled_update", "09_many_machines")
+    long = ZEN4 / "ladder-amp-long/runs.csv"
+    *found, cluster = (fps(rung, file=long, seeds=2) / fps(rung) for rung in rungs)
+    told = f"FPS are {min(found):.2f} to {max(found):.2f} of these, those of 09 {cluster:.2f} "
+    assert told in one_line(RESULTS)
+
+
 def at_17(script: str) -> list[str]:
     """The cells of a rung, which begins its games as the chapter does: frames, samples, games."""
     cells = table("results/README.md", "The book's rungs at 17")
@@ -119,11 +123,10 @@ def test_the_frames_to_17() -> None:
 
 
 def test_the_runs_that_never_learned() -> None:
-    results = (ROOT / "results/README.md").read_text(encoding="utf-8")
     page = (ZEN4 / "solved/README.md").read_text(encoding="utf-8")
     died = [runs(ZEN4 / SOLVED)[script][1] for script in (BASELINE, "02_n_envs", "03_parallel")]
     told = "stopped after {:,}, {:,} and {:,} frames".format(*(record.frames for record in died))
-    assert told in " ".join(results.split())
+    assert told in one_line(RESULTS)
     assert all(f"never: stopped after {record.frames:,}" in page for record in died)
 
 
@@ -175,14 +178,13 @@ def test_when_networks_die_or_learn_to_tell_states_apart() -> None:
             died.setdefault(run, int(look["updates"]))
         if float(look["spread"]) >= 0.01:
             apart.setdefault(run, int(look["updates"]))
-    text = " ".join((ZEN4 / "dead-units/README.md").read_text(encoding="utf-8").split())
+    text = one_line(ZEN4 / "dead-units/README.md")
 
     def span(found: dict[tuple[str, str, str], int]) -> str:
         of_01 = [found[run] for run in found if (run[0], run[2]) == (BASELINE, "1e-08")]
         return f"{min(of_01):,} to {max(of_01):,} updates"
 
-    results = (ROOT / "results/README.md").read_text(encoding="utf-8")
-    assert f"after {span(died)}" in " ".join(results.split())
+    assert f"after {span(died)}" in one_line(RESULTS)
     assert f"after {span(apart)} with 1e-8" in text
     larger, others = "0.00015", list(BOOK)[2:5]
     first, second, third = (f"{apart[BASELINE, seed, larger]:,}" for seed in "014")
@@ -304,7 +306,7 @@ def test_the_findings_of_the_record() -> None:
 
 
 def test_what_contradicts_the_chapter_is_in_the_linked_tables() -> None:
-    text = (ROOT / "results/README.md").read_text(encoding="utf-8").split("## Where it contr")[1]
+    text = RESULTS.read_text(encoding="utf-8").split("## Where it contr")[1]
     claims = re.findall(r"^\| (.+?) \| .+? \| (.+?) \| \[.+\]\((.+)\) \|$", text, re.MULTILINE)
     assert len(claims) == 8
     two, three, four, parallel = (
@@ -335,7 +337,7 @@ def test_what_an_h100_showed() -> None:
 
 
 def test_single_techniques_and_emulators_are_in_their_tables() -> None:
-    text = " ".join((ROOT / "results/README.md").read_text(encoding="utf-8").split())
+    text = one_line(RESULTS)
     techniques = (ZEN5 / "techniques/techniques.md").read_text(encoding="utf-8")
     gains = re.findall(r"([\d.]+) times(?: one environment)? \(([\d.]+ to [\d.]+)\)", text)
     assert len(gains) == 3
