@@ -38,7 +38,9 @@ def train(hp: ReplayOptions, run: Run) -> None:
     def q_function(states: torch.Tensor) -> torch.Tensor:
         return net(states).detach()
 
-    epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    epsilon = LinearSchedule(
+        hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames, begin=hp.replay_initial
+    )
     agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
     experience = ExperienceSource([env], agent, hp.seed)
     buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)

@@ -36,7 +36,9 @@ def train(hp: ReplayOptions, run: Run) -> None:
     optimizer = adam(net, hp.learning_rate, hp.adam_epsilon)
 
     q_function = torch.no_grad()(net)  # records nothing for a backward pass
-    epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    epsilon = LinearSchedule(
+        hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames, begin=hp.replay_initial
+    )
     agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
     experience = ExperienceSource([env], agent, hp.seed)
     buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)

@@ -63,7 +63,9 @@ def train(hp: Options, run: Run) -> None:
         net.adam(gradients)
         return loss
 
-    epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames)
+    epsilon = LinearSchedule(
+        hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames, begin=hp.replay_initial
+    )
     values = CapturedForward(q_function, envs.shape, run.device)
     agent = EpsilonGreedyAgent(values, n_actions, epsilon, run.device, hp.seed)
     experience = VectorExperienceSource(envs, agent)

@@ -71,7 +71,17 @@ def test_the_layout_changes_no_numbers():
     net = DQN((4, 84, 84), 6)
     frames = torch.randint(0, 256, (8, 4, 84, 84), dtype=torch.uint8)
     plain = copy.deepcopy(net.conv).to(memory_format=torch.contiguous_format)
-    torch.testing.assert_close(net(frames), net.fc(plain(frames.float() / 255)))
+    pixels = frames.float() / 255
+    pixels -= pixels.mean((1, 2, 3), keepdim=True)
+    torch.testing.assert_close(net(frames), net.fc(plain(pixels)))
+
+
+@pytest.mark.parametrize("network", [DQN, DuelingDQN])
+def test_values_do_not_depend_on_how_bright_a_whole_state_is(network):
+    torch.manual_seed(0)
+    net = network((2, 84, 84), 6)
+    frames = torch.randint(0, 128, (8, 2, 84, 84), dtype=torch.uint8)
+    torch.testing.assert_close(net(frames), net(frames + 100))
 
 
 def test_bellman_loss_by_hand():
@@ -114,6 +124,11 @@ def test_the_highest_of_two_schedules_that_fall_linearly_and_stay():
     epsilon = maximum(LinearSchedule(1.0, 0.0, 100), LinearSchedule(0.2, 0.1, 1_000))
     frames = (0, 50, 100, 1_000, 10**9)
     assert [epsilon(frame) for frame in frames] == pytest.approx([1, 0.5, 0.19, 0.1, 0.1])
+
+
+def test_a_schedule_that_begins_later():
+    epsilon = LinearSchedule(1.0, 0.0, 100, begin=50)
+    assert [epsilon(frame) for frame in (0, 50, 75, 150, 10**9)] == [1, 1, 0.75, 0, 0]
 
 
 @pytest.mark.parametrize("kind", [Exploration, GpuExploration])

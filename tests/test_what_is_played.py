@@ -118,6 +118,19 @@ def test_adam_gets_its_epsilon(script, tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize("script", [*SERIAL, *BEYOND[:2]])
+def test_epsilon_falls_from_the_first_update_on(script, tmp_path, monkeypatch) -> None:
+    module, attach = importlib.import_module(script), Mock(side_effect=Enough)
+    monkeypatch.setattr(module, "attach_handlers", attach)
+    settings = {"replay_initial": 500, "epsilon_frames": 100, "epsilon_final": 0.5}
+    options = getattr(module, "Options", ReplayOptions)(**settings)
+    with pytest.raises(Enough), TensorboardLogger(tmp_path) as log:
+        module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
+    epsilon = attach.call_args.args[2]
+    assert [epsilon(frame) for frame in (499, 500, 550, 600)] == [1, 1, 0.75, 0.5]
+
+
+@pytest.mark.usefixtures("ends")
 @pytest.mark.parametrize("script", PARALLEL)
 def test_the_player_gets_its_settings(script, tmp_path, monkeypatch) -> None:
     module = importlib.import_module(script)

@@ -102,10 +102,15 @@ class DQN(nn.Module):
         return self.fc(self.conv(self.pixels(frames)))
 
     def pixels(self, frames: torch.Tensor) -> torch.Tensor:
-        """The frames as input of the convolutions, 0 to 1."""
-        # One pass converts and reorders; the frames are scaled in place.
+        """The frames as input of the convolutions: how much brighter than their state's mean.
+
+        Most pixels are background. It would move the sums of all units alike, and Adam would follow
+        it first: then the ReLUs of a layer may all be 0 for good, and nothing is learned.
+        """
+        # One pass converts and reorders; the rest is done in place.
         dtype = next(self.conv.parameters()).dtype
-        return frames.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
+        pixels = frames.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
+        return pixels.sub_(pixels.mean((1, 2, 3), keepdim=True))  # 1 to 2 % of an update
 
 
 class DuelingDQN(DQN):
@@ -146,15 +151,6 @@ class DuelingDQN(DQN):
         heads = self.fc[-1](hidden.to(self.fc[-1].weight.dtype))
         value, advantages = heads[:, :1], heads[:, 1:]
         return value + advantages - advantages.mean(1, keepdim=True)
-
-    def pixels(self, frames: torch.Tensor) -> torch.Tensor:
-        """How much brighter pixels are than the whole state, -1 to 1.
-
-        Most of them are background. Without this it would move the sums of all units alike, and
-        sometimes so far that a whole layer is never active again.
-        """
-        pixels = super().pixels(frames)
-        return pixels - pixels.mean((1, 2, 3), keepdim=True)
 
 
 NETWORKS: dict[str, type[DQN]] = {network.__name__: network for network in (DQN, DuelingDQN)}

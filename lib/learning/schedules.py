@@ -9,16 +9,19 @@ END = 0.9  # of the points: games end 21:2
 
 
 class LinearSchedule:
-    """A number that changes linearly over the first frames, then stays at its final value.
+    """A number that changes linearly over ``frames`` frames, then stays at its final value.
+
+    With a replay buffer it begins to change with the first update: at frame ``begin``, when the
+    buffer has been filled.
 
     Source: Mnih et al., Nature 518 (2015), methods, for epsilon.
     """
 
-    def __init__(self, start: float, final: float, frames: int) -> None:
-        self.start, self.final, self.frames = start, final, frames
+    def __init__(self, start: float, final: float, frames: int, begin: int = 0) -> None:
+        self.start, self.final, self.frames, self.begin = start, final, frames, begin
 
     def __call__(self, frame: int) -> float:
-        progress = min(frame / self.frames, 1.0)
+        progress = min(max(frame - self.begin, 0) / self.frames, 1.0)
         return self.start + progress * (self.final - self.start)
 
 

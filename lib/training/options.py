@@ -80,16 +80,14 @@ class CommonOptions:
     )
     env: str = of_playing("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
     learning_rate: float = option(1e-4, "learning rate of Adam", 1e-12, 1)
-    # Rainbow's (Hessel et al., arXiv:1710.02298). With torch's 1e-8, as in the chapter, half of the
-    # networks of 01 die.
-    adam_epsilon: float = option(
-        1.5e-4, "epsilon of Adam; damps steps of small gradients", 1e-12, 1
-    )
+    adam_epsilon: float = option(1e-8, "epsilon of Adam; damps steps of small gradients", 1e-12, 1)
     gamma: float = option(0.99, "discount per agent step", 0, 1)
     batch_size: int = option(32, "transitions sampled per new one (03: for each of --steps)", 1)
     epsilon_start: float = of_playing(1.0, "probability of a random action at the start", 0, 1)
     epsilon_final: float = of_playing(0.02, "probability of a random action at the end", 0, 1)
-    epsilon_frames: int = of_playing(100_000, "frames in which epsilon falls; 03: times --steps", 1)
+    epsilon_frames: int = of_playing(
+        100_000, "frames in which epsilon falls, once training begins; 03: times --steps", 1
+    )
     temperature = 0.0  # of the softmax that chooses actions: greedy; 07 and 08 have a setting
 
     def settled(self) -> Self:
