@@ -84,6 +84,9 @@ def train(hp: Options, run: Run) -> None:
 
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
+    # Each whole game comes with its last frame. Its reward is smoothed here, and training stops at
+    # --stop-reward, or at --max-frames. TensorBoard gets it after each game, and loss, FPS and
+    # epsilon every 100 updates; checkpoints get what is in ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batch_size = hp.batch_size * hp.steps
     with player as experience:

@@ -10,9 +10,11 @@ solve Pong (-70 %).
 import copy
 from dataclasses import dataclass
 
+import gymnasium as gym
 import torch
 from ignite.engine import Engine
 
+from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
 from lib.learning.agents import EpsilonGreedyAgent
 from lib.learning.dqn_model import DQN, adam
@@ -34,11 +36,17 @@ class Options(PlayerOptions, WrapperOptions):
     steps: int = option(4, "frames per update: scales batch and queue", 1, 256, group="playing")
 
 
+def make_env(hp: Options) -> gym.Env:
+    env = make_atari(hp.env, noop_max=hp.noop_max, max_pool=hp.max_pool)
+    kept = {name: getattr(hp, name) for name in ("episodic_life", "fire_reset", "clip_reward")}
+    return wrap_deepmind(env, stack=hp.stack, resize=hp.resize, **kept)
+
+
 def play(
     queue: ExperienceQueue, hp: Options, shared_net: DQN, epsilon: LinearSchedule, frames: int
 ) -> None:
     """The player process; ``frames`` were played before, if the run is resumed."""
-    env = hp.make_env()
+    env = make_env(hp)
     net = copy.deepcopy(shared_net).to(hp.player_device) if hp.refresh_frames else shared_net
 
     q_function = torch.no_grad()(net)  # records nothing for a backward pass
@@ -51,7 +59,7 @@ def play(
 
 
 def train(hp: Options, run: Run) -> None:
-    env = hp.make_env()
+    env = make_env(hp)
     observation_shape, n_actions = env.observation_space.shape, env.action_space.n
 
     net = DQN(observation_shape, n_actions).to(run.device).share_memory()
@@ -77,6 +85,9 @@ def train(hp: Options, run: Run) -> None:
 
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
+    # Each whole game comes with its last frame. Its reward is smoothed here, and training stops at
+    # --stop-reward, or at --max-frames. TensorBoard gets it after each game, and loss, FPS and
+    # epsilon every 100 updates; checkpoints get what is in ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batch_size = hp.batch_size * hp.steps
     with player as experience:

@@ -322,6 +322,14 @@ def test_what_contradicts_the_chapter_is_in_the_linked_tables() -> None:
         assert [change for change in changes if f"| {change} |" not in found] == [], claim
 
 
+def test_what_01_makes_beside_ptan() -> None:
+    peers = (ZEN5 / "peers/peers.md").read_text(encoding="utf-8")
+    (times,) = re.findall(r"1 environment, update of 32 \| ptan .*? \| .*? \| ([\d.]+)", peers)
+    told = f"{float(times):.1f} times the FPS of ptan"
+    assert told in one_line(ROOT / f"{BASELINE}.py")
+    assert told in one_line(ROOT / "docs/beside-the-book.md")
+
+
 def test_what_an_h100_showed() -> None:
     rungs = table("docs/gpu.md", "What an H100 showed")
     slow, fast = sorted(runs(H100)["08_recompiled_pong"], key=attrgetter("fps"))

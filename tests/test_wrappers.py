@@ -1,8 +1,11 @@
 """The wrappers, against hand-made environments and against gymnasium's own."""
 
+import runpy
+
 import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import ROOT
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from PIL import Image
@@ -22,7 +25,6 @@ from lib.envs.atari_wrappers import (
 )
 from lib.envs.experience import Episode, ExperienceSource
 from lib.envs.resumable import ResumableEnv
-from lib.training.options import WrapperOptions
 
 PONG = "PongNoFrameskip-v4"
 
@@ -172,14 +174,17 @@ def test_a_later_game_is_played_again_as_it_was(game):
     assert np.array_equal(make().play_again(env.state_dict()), seen)
 
 
-def test_every_choice_of_04_is_a_flag():
+@pytest.mark.parametrize("script", ["04_new_wrappers_n_env", "04_new_wrappers_parallel"])
+def test_every_choice_of_04_is_a_flag(script):
+    rung = runpy.run_path(str(ROOT / f"{script}.py"), run_name=script)
+    make_env, options = rung["make_env"], rung["Options"]
     usual = "<FrameStack<ClipReward<ImageToPyTorch<WarpFrame<FireReset<EpisodicLife<RecordEpis"
-    env = WrapperOptions().make_env()
+    env = make_env(options())
     assert str(env).startswith(usual)
     assert not env.get_wrapper_attr("max_pool")
     switched = dict.fromkeys(("episodic_life", "fire_reset", "clip_reward"), False)
     switched |= {"noop_max": 5, "max_pool": True, "stack": 3, "resize": "opencv-nearest"}
-    env = WrapperOptions(**switched).make_env()
+    env = make_env(options(**switched))
     kinds = "<FrameStack<ImageToPyTorch<WarpFrame<RecordEpisodeStatistics<Skip<NoopReset<"
     assert str(env).startswith(kinds)
     assert [env.get_wrapper_attr(name) for name in ("noop_max", "max_pool")] == [5, True]

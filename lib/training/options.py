@@ -13,12 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import gymnasium as gym
 import psutil
 import torch
 
 from lib.devices import PRECISIONS, choose_precision, missing_device, shares_memory
-from lib.envs.atari_wrappers import RESIZERS, check_env_id, make_atari, wrap_deepmind
+from lib.envs.atari_wrappers import RESIZERS, check_env_id
 from lib.envs.preprocessing import Preprocessing
 
 MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
@@ -257,17 +256,6 @@ class WrapperOptions(ReplayOptions):
     clip_reward: bool = of_wrappers(True, "clip rewards to their sign")
     stack: int = of_wrappers(2, "stacked frames per state (DeepMind: 4)", 1, 16)
     resize: str = of_wrappers("opencv-linear", "how frames are resized", choices=list(RESIZERS))
-
-    def make_env(self) -> gym.Env:
-        """The game with these wrappers."""
-        return wrap_deepmind(
-            make_atari(self.env, noop_max=self.noop_max, max_pool=self.max_pool),
-            episodic_life=self.episodic_life,
-            fire_reset=self.fire_reset,
-            clip_reward=self.clip_reward,
-            stack=self.stack,
-            resize=self.resize,
-        )
 
 
 Options = TypeVar("Options", bound=CommonOptions)
