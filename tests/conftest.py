@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +24,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 os.environ["OMP_NUM_THREADS"] = "1"
 
 ROOT = Path(__file__).parent.parent
-SERIAL = ["00_slow_grads", "01_baseline", "02_n_envs", "04_new_wrappers_n_env"]
-PARALLEL = ["03_parallel", "04_new_wrappers_parallel"]
-# Beyond the book.
-SPEEDRUNS = ["07_speedrun", "08_recompiled_pong"]  # without a replay buffer
-BEYOND = ["05_vector_env", "06_compiled_update", *SPEEDRUNS]
+RUNGS = {file.stem: file.read_text(encoding="utf-8") for file in sorted(ROOT.glob("[0-9]*_*.py"))}
+
+
+def rungs_with(module: str) -> list[str]:
+    """The rungs that import this: adding a rung needs no list."""
+    return [script for script, source in RUNGS.items() if f"from {module} import" in source]
+
+
+PARALLEL, CLUSTER = rungs_with("lib.parallel.player"), rungs_with("lib.parallel.cluster")
+SERIAL = [script for script in rungs_with("lib.envs.experience") if script not in PARALLEL]
+# Beyond the book; the speedruns have no replay buffer.
+BEYOND = [script for script in RUNGS if script not in (*SERIAL, *PARALLEL, *CLUSTER)]
+SPEEDRUNS = rungs_with("lib.training.speedrun_options")
 
 
 def pytest_collection_finish() -> None:
@@ -126,9 +135,18 @@ def run_rung(script: str, folder: Path, *flags: str) -> Any:
     return run_python(ROOT / f"{script}.py", "--run-dir", folder, *flags, **uncompiled)
 
 
+@cache
+def options_of(script: str) -> type:
+    """The settings of a rung, without running it."""
+    from lib.training.options import ReplayOptions
+
+    module = runpy.run_path(str(ROOT / f"{script}.py"), run_name=script)
+    return module.get("Options", ReplayOptions)
+
+
 def envs_of(script: str) -> int:
     """The environments of ``short_run``."""
-    return 1 if script in SERIAL[:2] + PARALLEL else 2
+    return 2 if hasattr(options_of(script), "envs") else 1
 
 
 def frames_of(script: str) -> int:
@@ -149,7 +167,7 @@ def short_run(script: str) -> list[str]:
         flags += " --rollout 16 --epochs 1 --stop-reward -21 --trial-games 2"
     else:
         # The target network is copied often, so its values are a part of what is learned.
-        updates = 200 if script in SERIAL[:2] else 100  # two losses in TensorBoard
+        updates = 200 if script in SERIAL and envs == 1 else 100  # two losses in TensorBoard
         filled = frames - updates * envs
         flags += f" --replay-initial {filled} --replay-size {filled} --target-sync 50"
         flags += " --stop-reward 100"
@@ -179,8 +197,10 @@ def trained(tmp_path_factory, request, program) -> Callable[[str], Ended]:
                 else:
                     ended = program(script, "--run-dir", place, *short_run(script))[:3]
                 told.write_text(json.dumps(ended))
+        code, out, error = json.loads(told.read_text())
+        assert code == 0, error
         (run,) = place.iterdir()
-        return Ended(*json.loads(told.read_text()), run)
+        return Ended(code, out, error, run)
 
     return trained
 

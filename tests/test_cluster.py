@@ -16,13 +16,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import ROOT, one_line, read_events, run_rung
+from conftest import ROOT, one_line, options_of, read_events, run_rung
 from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 from test_handlers import small
 from test_learning import Catch
 from test_n_step import SIZE, STACK, play
-from test_rungs import QUICK, options_of, start
+from test_rungs import QUICK, start
 
 from lib.learning.schedules import LinearSchedule
 from lib.parallel.cluster import Players, learn_from

@@ -6,7 +6,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from test_rungs import options_of
+from conftest import options_of
 
 from lib.envs.experience import Episode
 from lib.envs.vector_env import VectorStep

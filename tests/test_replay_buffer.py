@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import options_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_rungs import options_of
 
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource, Transitions

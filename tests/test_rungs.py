@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -16,11 +15,13 @@ from conftest import (
     BEYOND,
     PARALLEL,
     ROOT,
+    RUNGS,
     SERIAL,
     SPEEDRUNS,
     curves,
     frames_of,
     one_line,
+    options_of,
     read_events,
     run_rung,
     short_run,
@@ -30,7 +31,7 @@ from lib.training.checkpoints import find_checkpoint, read_checkpoint, write_che
 from lib.training.flags import parse
 from lib.training.hparams import NUMBERS, TEXTS
 from lib.training.launch import make_folder
-from lib.training.options import CommonOptions, ReplayOptions
+from lib.training.options import CommonOptions
 
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
 
@@ -147,12 +148,6 @@ def test_the_precision_that_another_machine_chose_is_kept(trained_copy, monkeypa
     assert (resumed.precision, resumed.threads) == (settings["precision"], 2)
 
 
-def options_of(script: str) -> type:
-    """The settings of a rung, without running it."""
-    module = runpy.run_path(str(ROOT / f"{script}.py"), run_name=script)
-    return module.get("Options", ReplayOptions)
-
-
 BAD = """
 01_baseline --learning-rate -1
 01_baseline --batch-size many
@@ -222,10 +217,10 @@ def test_changed_settings_are_in_the_name_of_a_folder(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND, "09_many_machines"])
+@pytest.mark.parametrize("script", RUNGS)
 def test_every_rung_explains_itself(script, ends):
     options = options_of(script)
-    source = (ROOT / f"{script}.py").read_text()
+    source = RUNGS[script]
     assert len(source.splitlines()) <= (100 if script in SERIAL + PARALLEL else 115)
     if script in SERIAL + PARALLEL:  # the reader of the book finds the handlers
         assert "    # Each whole game comes with its last frame. Its reward is smoothed" in source
