@@ -120,6 +120,9 @@ def test_the_frames_to_17() -> None:
     for script, records in runs(XEON / SOLVED, ZEN5 / SOLVED, ZEN4 / SOLVED).items():
         told = [f"{one.to_bar[0]:,.0f}" if one.solved else "never" for one in records]
         assert at_17(script)[:3] == told + [""] * (3 - len(records))
+        if script == BASELINE:
+            words = "needed {1} frames with one seed, {0} with another, and with a third it {2}"
+            assert words.format(*told) in one_line(RESULTS)
 
 
 def test_the_runs_that_never_learned() -> None:
@@ -162,8 +165,7 @@ def test_the_networks_that_die() -> None:
     assert (len(alive[default]), dead[default]) == (10, {})
     (run,) = read_records(ZEN4 / "dead-units/runs")
     assert f"avg_reward of {run.avg_reward:.1f} after {run.frames:,} frames" in text
-    findings = list(table("results/README.md", "Findings"))
-    assert any(line.startswith("With five of ten seeds") for line in findings)
+    assert "networks of `01` die.** With five of ten seeds" in one_line(RESULTS)
     assert "With five of ten seeds" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -222,7 +224,7 @@ def test_the_games_after_no_ops() -> None:
 
 
 def test_the_third_edition() -> None:
-    cells = table("results/README.md", "Where it contradicts the chapter")
+    cells = table("results/README.md", "The book's third edition")
     for script, ((_, third_fps), (_, third_minutes)) in BOOK.items():
         assert cells[NAMES.get(script, script[:2])] == [f"{third_fps}", f"{third_minutes}"]
 
@@ -249,7 +251,8 @@ def test_the_record(name: str) -> None:
     records = of(name)
     solved = f"{sum(record.solved for record in records)} of {len(records)}"
     frames = spread([record.to_bar[0] for record in records], 0)
-    cells = table("results/README.md", "The record")[name]
+    page = "results/README.md"
+    cells = (table(page, "The record") | table(page, "History"))[name]
     until_17, until_won = until(name)
     assert cells[1:] == [solved, until_17, frames, until_won]
 
@@ -287,22 +290,23 @@ def test_the_lines_of_the_terminal() -> None:
 
 
 def test_the_findings_of_the_record() -> None:
-    findings = list(table("results/README.md", "Findings"))
-    speed = attrgetter("fps")
+    text, speed = one_line(RESULTS), attrgetter("fps")
     values = attrgetter("minutes"), speed, lambda one: one.to_bar[0]
     minutes, faster, frames = (ratio("08", "08 at 20c42e4", value) for value in values)
-    told = f"{minutes} of those of 20c42e4 in turns: {faster} times the FPS, and {frames} times the"
-    assert f"{told} frames to 17" in findings[2]
+    told = f"{minutes} of the minutes of 20c42e4, in turns: {faster} times the FPS, and {frames}"
+    assert f"{told} times the frames to 17" in text
     assert [record.solved for record in of("08") + of("08 at 20c42e4")] == [True] * 20
-    until_17, until_won = (middle.split()[0] for middle in until("08 at 09cda7a"))
-    assert f"did it in {until_won} minutes" in findings[3]
-    assert findings[3].endswith(f"after {until_17}")
+    until_17, until_won = (middle.split()[0] for middle in until("08"))
+    assert f"won 64 of 64 new games after {until_won} minutes" in text
+    assert f"avg_reward is at 17 after {until_17}." in text
     xeon = XEON / "speedrun-fps/runs.csv"
     larger = [fps(script, file=xeon, seeds=3) for script in (RECORDS["08"][1], RECORDS["07"][1])]
+    findings = table("results/README.md", "What else was found")
     (line,) = (line for line in findings if line.startswith("The emulator is worth"))
     pairs = ("08", "07"), ("08 at 09cda7a", "07 at 09cda7a")
     emulator = [ratio(*pair, speed) for pair in pairs]
     assert re.findall(r"\d\.\d\d", line) == [*emulator, f"{larger[0] / larger[1]:.2f}"]
+    assert text.count(f"worth {emulator[0]} times the FPS of ALE's") == 2
 
 
 def test_what_contradicts_the_chapter_is_in_the_linked_tables() -> None:
@@ -312,6 +316,7 @@ def test_what_contradicts_the_chapter_is_in_the_linked_tables() -> None:
     two, three, four, parallel = (
         fps(script, file=ZEN5 / "ladder-fps/runs.csv", seeds=3) for script in list(BOOK)[2:]
     )
+    assert f"wrappers bring [{100 * (four / two - 1):+.0f} %]" in one_line(RESULTS)
     gains = {"(04 against 02)": four / two, "(04 against 03)": parallel / three}
     for claim, here, link in claims:
         found = (ROOT / "results" / link).read_text(encoding="utf-8")
