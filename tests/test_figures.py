@@ -161,12 +161,28 @@ def test_the_networks_that_die() -> None:
         row = f" | {', '.join(units.values())} | {', '.join(dead[settings]) or 'none'} |"
         assert row in text
     assert len(dead[BASELINE, "bfloat16", "1e-08"]) == 5
-    default = BASELINE, "bfloat16", str(ReplayOptions().adam_epsilon)
-    assert (len(alive[default]), dead[default]) == (10, {})
+    larger = BASELINE, "bfloat16", "0.00015"
+    assert (len(alive[larger]), dead[larger]) == (10, {})
     (run,) = read_records(ZEN4 / "dead-units/runs")
     assert f"avg_reward of {run.avg_reward:.1f} after {run.frames:,} frames" in text
     assert "networks of `01` die.** With five of ten seeds" in one_line(RESULTS)
     assert "With five of ten seeds" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_networks_live_without_the_mean() -> None:
+    assert ReplayOptions().adam_epsilon == 1e-8
+    looks = defaultdict(dict)
+    with (ZEN4 / "dead-units/centred.csv").open(newline="") as lines:
+        for look in csv.DictReader(lines):
+            assert (look["adam_epsilon"], float(look["gradient"]) > 0) == ("1e-08", True)
+            looks[look["script"][:2], look["seed"]][int(look["updates"])] = look
+    text = one_line(ZEN4 / "dead-units/README.md")
+    for (rung, seed), seen in looks.items():
+        apart = min((n for n in seen if float(seen[n]["spread"]) >= 0.01), default=0)
+        last = max(seen)
+        if last >= 3_000:
+            units = f"{seen[3_000]['alive']} | {seen[last]['alive']} after {last:,}"
+            assert f"| {rung} | {seed} | {units} | {apart:,} |" in text
 
 
 def test_when_networks_die_or_learn_to_tell_states_apart() -> None:
