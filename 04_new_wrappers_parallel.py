@@ -22,6 +22,7 @@ from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.learning.schedules import LinearSchedule
 from lib.parallel.player import ExperienceQueue, Player
+from lib.seeds import resumed_seed
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import PlayerOptions, WrapperOptions, option
@@ -50,9 +51,10 @@ def play(
     net = copy.deepcopy(shared_net).to(hp.player_device) if hp.refresh_frames else shared_net
 
     q_function = torch.no_grad()(net)  # records nothing for a backward pass
-    agent = EpsilonGreedyAgent(q_function, env.action_space.n, epsilon, hp.player_device, hp.seed)
+    seed = resumed_seed(hp.seed, frames)  # else a resumed run would play the same games again
+    agent = EpsilonGreedyAgent(q_function, env.action_space.n, epsilon, hp.player_device, seed)
     agent.frames = frames
-    for frame, steps in enumerate(ExperienceSource([env], agent, hp.seed), start=1):
+    for frame, steps in enumerate(ExperienceSource([env], agent, seed), start=1):
         queue.put(*steps)
         if hp.refresh_frames and frame % hp.refresh_frames == 0:
             net.load_state_dict(shared_net.state_dict())

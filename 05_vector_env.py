@@ -39,7 +39,7 @@ class Options(ReplayOptions):
 
 
 def train(hp: Options, run: Run) -> None:
-    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, hp.seed)
+    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, run.games_seed)
     observation_shape, n_actions = envs.shape[1:], envs.n_actions
 
     net = DQN(observation_shape, n_actions).to(run.device)

@@ -43,7 +43,7 @@ from lib.transfer import upload
 
 
 def train(hp: Options, run: Run) -> None:
-    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, hp.seed)
+    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, run.games_seed)
 
     network = DuelingDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)
     net = AveragedWeights(

@@ -43,7 +43,8 @@ def train(hp: Options, run: Run) -> None:
         hp.envs, device=device, threads=threads, stack=1, reward_clipping=False,
         rows=hp.preprocessing.rows,
     )  # fmt: skip
-    envs = (GpuStackedVectorEnv if on_gpu else StackedVectorEnv)(games, hp.preprocessing, hp.seed)
+    stacked = GpuStackedVectorEnv if on_gpu else StackedVectorEnv
+    envs = stacked(games, hp.preprocessing, run.games_seed)
 
     network = DuelingDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)
     net = AveragedWeights(

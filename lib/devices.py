@@ -6,14 +6,17 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import torch
+
+from lib.printing import plural
 
 Device = torch.device | str
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 # Instructions that multiply bfloat16 numbers, as torch names them: on x86, and on ARM.
 BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
-CONTAINER = Path("/sys/fs/cgroup/cpu.max")  # Linux: how much of which time it may compute, or "max"
+CONTAINER = Path("/sys/fs/cgroup")  # Linux: the limits of a container
 ADVICE = {  # to torch's errors
     "not compiled with CUDA": "; install a torch for CUDA, see pytorch.org/get-started",
     "no kernel image": "; install a torch for this GPU, see pytorch.org/get-started",
@@ -26,10 +29,21 @@ def cores() -> int:
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
         count = len(os.sched_getaffinity(0))
-    with suppress(OSError, ValueError):  # no such file; no limit
-        quota, period = map(int, CONTAINER.read_text().split())
-        count = min(count, quota // period)
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # v2, v1
+        with suppress(OSError, ValueError):  # no such file; "max": no limit
+            told = " ".join((CONTAINER / name).read_text() for name in names)
+            quota, period = map(int, told.split())
+            count = min(count, quota // period) if quota > 0 else count
     return max(1, count)
+
+
+def memory() -> int:
+    """Bytes of memory that this machine has, or of its container if that has fewer."""
+    total: int = psutil.virtual_memory().total
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup v2, v1
+        with suppress(OSError, ValueError):
+            total = min(total, int((CONTAINER / name).read_text()))
+    return total
 
 
 def missing_device(name: str) -> str | None:
@@ -56,7 +70,7 @@ def missing_device(name: str) -> str | None:
             torch.cuda.init()
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
-            return f"{refused}it finds {count} GPU{'s' * (count != 1)}"
+            return f"{refused}it finds {plural(count, 'GPU')}"
         torch.ones(2, device=device).sum().item()
     except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
         told = first_line(error)

@@ -6,9 +6,28 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TextIO
 
 from tqdm import tqdm
+
+
+def open_streams() -> None:
+    """Let printing never fail: what a closed stream gets goes nowhere, foreign letters escaped."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115, as long as this runs
+        stream.reconfigure(errors="backslashreplace")
+        setattr(sys, name, stream)
+
+
+def plural(count: int, noun: str) -> str:
+    """So many of something, in words."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds, as 4:43:30."""
+    return str(timedelta(seconds=int(seconds)))
 
 
 def say(line: str, file: TextIO | None = None) -> None:
@@ -33,11 +52,11 @@ def waiting(line: str) -> Iterator[None]:
     # The cursor waits at the beginning, so that a ^C of Ctrl-C is cleared as well.
     layout = "{elapsed} (a minute or two the first time, then seconds)\r"
     within = bool(tqdm._instances)  # another clock, which tells the same
-    with tqdm(bar_format=layout, leave=False, disable=within or None) as clock:
+    with tqdm(bar_format=layout, leave=False, disable=within or None) as seconds:
 
         def tick() -> None:
             while not done.wait(1):
-                clock.refresh()
+                seconds.refresh()
 
         threading.Thread(target=tick, daemon=True).start()
         try:

@@ -6,12 +6,17 @@ Neighbouring seeds, which ladders use, would share most of their games if game `
 
 import numpy as np
 
-ACTIONS, REPLAY, GAMES, TRIAL, PLAYERS = range(1, 6)  # what a stream is for
+ACTIONS, REPLAY, GAMES, TRIAL, PLAYERS, RESUMED = range(1, 7)  # what a stream is for
 
 
 def stream(seed: int, purpose: int, *numbers: int) -> np.random.Generator:
     """The stream for a purpose; numbers tell several for the same purpose apart."""
     return np.random.default_rng((seed, purpose, *numbers))
+
+
+def resumed_seed(seed: int, frames: int) -> int:
+    """The seed of games and actions after so many frames: new ones whenever a run is resumed."""
+    return int(stream(seed, RESUMED, frames).integers(2**62)) if frames else seed
 
 
 def game_seeds(seed: int, count: int, purpose: int = GAMES, *numbers: int) -> np.ndarray:

@@ -24,7 +24,7 @@ from lib.training.run import Run
 from lib.training.speedrun_options import EmulatorOptions, SpeedrunOptions
 from lib.training.terminal import Terminal
 
-PONG = EmulatorOptions(trial_games=3)
+PONG = EmulatorOptions(trial_games=3).settled()
 
 
 @pytest.fixture
@@ -128,11 +128,12 @@ def plays_badly(states: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_a_trial_ends_with_a_lost_game_or_a_signal(interrupted, run):
-    engine = SimpleNamespace(state=SimpleNamespace(frames=0))
+    engine = Mock(state=SimpleNamespace(frames=0))
     run.signal = signal.SIGINT if interrupted else None
     trial = try_agent(plays_badly, engine, run)
     assert (trial.games, trial.won, trial.passed) == (3, 0, False)
     assert trial.decided != interrupted
+    assert (engine.fire_event.call_count > 700) != interrupted  # once a step, for the terminal
     assert list(trial.rewards) == [] if interrupted else min(trial.rewards) <= -19
 
 

@@ -89,8 +89,21 @@ def test_training_begins_when_enough_was_played_and_ends_at_the_frame_limit(tmp_
     assert (state.frames, state.iteration, state.phase) == (53, 53 - 20, "training")
     assert state.update_due
     assert curve(tmp_path, "outcome/updates") == [(0, 33.0)]
-    state, _ = play(tmp_path, [0.0] * 5, replay_initial=100)
+
+
+@pytest.mark.parametrize("max_frames", [50, 0])
+def test_who_never_trained_has_no_fps_and_who_failed_no_outcome(max_frames, tmp_path):
+    """Without a limit the stream ends by itself, as that of a player that is lost."""
+    state, _ = play(tmp_path, [0.0] * 5, replay_initial=100, max_frames=max_frames)
     assert (state.frames, state.iteration, state.phase) == (50, 0, "filling")
+    tags = read_events(tmp_path).Tags()["scalars"]
+    assert ("outcome/frames" in tags, "outcome/fps" in tags) == (max_frames == 50, False)
+
+
+@pytest.mark.parametrize(("goal", "solved"), [(17.0, 30), (None, 0)])
+def test_nothing_is_solved_before_the_first_update_or_without_a_goal(goal, solved, tmp_path):
+    state, _ = play(tmp_path, [20.0] * 5, stop_reward=goal)
+    assert (state.solved, state.frames) == (bool(solved), solved or 50)
 
 
 @pytest.mark.parametrize("averaged", [False, True])
@@ -188,9 +201,11 @@ def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, 
         return state
 
     run = ends(lambda: launch(train, ReplayOptions, ""), "01_baseline", "--run-dir", tmp_path)
-    *_, line, _, last = run.out.splitlines()
+    (*games, line, _, last) = run.out.splitlines()
+    reached = games.index("avg_reward 17 after 10 frames and 0 seconds")
+    assert games[reached - 1].startswith("episode     1  reward   20")
     assert (run.code, line) == (0, told)
-    assert last.startswith("solved after 10 frames")
+    assert last == "solved in 0:00:00, after 1 episode, 10 frames and 5 updates"
     (folder,) = tmp_path.iterdir()
     events = read_events(folder)
     assert "evaluation/reward" not in events.Tags()["scalars"]

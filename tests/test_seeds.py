@@ -18,7 +18,7 @@ from lib.learning.agents import EpsilonGreedyAgent, Exploration
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.schedules import LinearSchedule
 from lib.parallel.worker import player_seed
-from lib.seeds import TRIAL, game_seeds
+from lib.seeds import TRIAL, game_seeds, resumed_seed
 from lib.training.evaluation import SEED
 
 GAMES, PONG = 16, Preprocessing("PongNoFrameskip-v4")
@@ -50,7 +50,9 @@ def test_runs_share_no_games_and_no_random_numbers(monkeypatch) -> None:
     seeds, streams, epsilon = [], [], LinearSchedule(1.0, 0.0, 1)
     for seed in range(100):
         resumed = [player_seed(seed, number, frames) for number in (0, 1) for frames in (0, 1)]
-        for each in (seed, *resumed):  # a run, and its players on a cluster
+        assert resumed_seed(seed, 0) == seed
+        resumed += [resumed_seed(seed, frames) for frames in (1, 2)]
+        for each in (seed, *resumed):  # a run, resumed ones, and its players on a cluster
             StackedVectorEnv(games := Games(np.zeros), PONG, each).states  # noqa: B018, games begin
             seeds += games.seeds
             agent = EpsilonGreedyAgent(Exploration, 6, epsilon, seed=each)
@@ -58,9 +60,9 @@ def test_runs_share_no_games_and_no_random_numbers(monkeypatch) -> None:
             assert first_state(Exploration(6, epsilon, each)) == first_state(agent)
         for frames in (0, 100_000):
             seeds += game_seeds(seed, 64, TRIAL, frames).tolist()
-    assert len(seeds) == 100 * (5 * GAMES + 2 * 64)
+    assert len(seeds) == 100 * (7 * GAMES + 2 * 64)
     assert len(set(seeds)) == len(seeds)
-    assert len(set(streams)) == len(streams) == 100 * 5 * 2
+    assert len(set(streams)) == len(streams) == 100 * 7 * 2
     assert SEED + 1_000 < min(seeds) <= max(seeds) < 2**31  # none is for the games after training
     # Other rungs' games are those of their run, too.
     GpuStackedVectorEnv(there := Games(torch.zeros), PONG, seed)

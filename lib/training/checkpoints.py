@@ -28,7 +28,9 @@ KINDS = ("solved", "best", "latest", "previous")  # play.py takes the first kind
 SETTINGS = "settings"  # the key of the script and the hyperparameters
 EVENT_FILES = "events.out.tfevents.[1-9]*"  # those of curves, see ``lib.training.hparams``
 REPLAY = ("buffer", "experience")  # to play with an agent takes neither
-COUNTERS = ("iteration", "frames", "episodes", "avg_reward", "reached", "update_due")
+COUNTERS = (
+    "iteration", "frames", "episodes", "first_reward", "avg_reward", "reached", "update_due",
+)  # fmt: skip
 
 
 class CheckpointError(Exception):
@@ -173,9 +175,12 @@ def load_checkpoint(
         lengths = checkpoint["progress"]["events"]
         for name, figure in figures.items():
             load(name, figure)
-        if checkpoint[SETTINGS]["hyperparameters"]["stop_reward"] != run.hp.stop_reward:
-            engine.state.reached = dict.fromkeys(engine.state.reached, math.nan)  # another goal
-        checkpoint["file"].replace(run.folder / FOLDER / "latest.pt")  # where that is damaged
+        place, goal = run.folder / FOLDER, checkpoint[SETTINGS]["hyperparameters"]["stop_reward"]
+        if (solved := place / "solved.pt").exists():  # it is not what is trained on from now on
+            solved.replace(place / f"solved-{goal:g}.pt")
+        if goal != run.hp.stop_reward:
+            engine.state.reached = dict.fromkeys(engine.state.reached, math.nan)
+        checkpoint["file"].replace(place / "latest.pt")  # where that is damaged
         for name, length in lengths.items():
             file = run.folder / name
             if not length:
@@ -219,6 +224,8 @@ class RunProgress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        # Earlier versions saved no first reward; only the bar needs it.
+        state = {"first_reward": state["avg_reward"]} | state
         for name in COUNTERS:
             setattr(self.engine.state, name, state[name])
         torch.set_rng_state(state["random"])

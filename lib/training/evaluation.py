@@ -25,9 +25,10 @@ from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import StackedVectorEnv, ale_games, fast_games
 from lib.learning.agents import QFunction
 from lib.learning.dqn_model import DQN, NETWORKS
-from lib.printing import say
+from lib.printing import plural, say
 from lib.seeds import ACTIONS, TRIAL, game_seeds, stream
 from lib.training.checkpoints import SETTINGS, CheckpointError
+from lib.training.events import PlayEvents
 from lib.training.run import Run
 from lib.transfer import upload
 
@@ -143,7 +144,8 @@ def evaluate(q_function: QFunction, run: Run) -> None:
     ):
         games = make_games(run.hp.preprocessing, SEED + np.arange(count), sticky)
         rewards = [0.0] * count
-        with tqdm(total=count, desc=title, leave=False, disable=None, miniters=0) as bar:
+        layout: dict[str, Any] = {"leave": False, "disable": None, "dynamic_ncols": True}
+        with tqdm(total=count, desc=title, miniters=0, **layout) as bar:
             played = play_games(games, q_function, EPSILON, run.hp.temperature, run.device)
             for ended in played:
                 bar.update(len(ended))  # 0, too, so that its clock goes on
@@ -195,6 +197,7 @@ def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
     options = run.hp
     seeds = game_seeds(options.seed, options.trial_games, TRIAL, engine.state.frames)
     trial = Trial(options.trial_games, rewards := [], options.stop_reward)
+    engine.state.trial = trial
     settings = agent, EPSILON, options.temperature, run.device
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for so few states the others would only take cores from the games
@@ -203,6 +206,7 @@ def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
     played = (play_games(make_games(options.preprocessing, part), *settings) for part in parts)
     for ended in chain.from_iterable(zip_longest(*played, fillvalue=[])):
         rewards += [game.reward for _, game in ended]
+        engine.fire_event(PlayEvents.TRYING)
         if run.signal is not None or trial.decided:
             break
     torch.set_num_threads(threads)
@@ -212,7 +216,7 @@ def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
 def describe(rewards: Sequence[float]) -> str:
     """Mean and spread of the rewards of games, in one line."""
     return (
-        f"{len(rewards)} game{'s' * (len(rewards) != 1)}, mean {statistics.mean(rewards):.2f}, "
+        f"{plural(len(rewards), 'game')}, mean {statistics.mean(rewards):.2f}, "
         f"standard deviation {statistics.pstdev(rewards):.2f}, {min(rewards):.0f} to "
         f"{max(rewards):.0f}"
     )

@@ -24,6 +24,7 @@ class PlayEvents(EventEnum):
     TRAINING_BEGINS = "training_begins"  # before the first update
     EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
     REACHED = "reached"  # avg_reward reached --stop-reward for the first time
+    TRYING = "trying"  # a step of all games of a trial
     TRIED = "tried"  # the agent that would be saved has played its trial
     SOLVED = "solved"  # avg_reward is there, and the agent passed its trial, if it has one
 

@@ -11,12 +11,23 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lib.training.checkpoints import FOLDER, SETTINGS, CheckpointError, read_latest
+from lib.training.checkpoints import (
+    FOLDER,
+    SETTINGS,
+    CheckpointError,
+    find_checkpoint,
+    read_checkpoint,
+    read_latest,
+)
+from lib.training.evaluation import load_agent
 from lib.training.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")  # a resumed run does not take them over
 NEWEST = 5  # runs to name, where --resume got their folder
+NEAR = 0.84  # alike enough to be a slip: seeds and --seed are, n-steps and --steps are not
+SYNONYMS = {"gpu": "--cuda", "cpu": "--device cpu", "load": "--init-from", "games": "--episodes"}
+SYNONYMS |= dict.fromkeys(("n-envs", "num-envs"), "--envs")
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -30,10 +41,12 @@ class OneLineParser(argparse.ArgumentParser):
         dashed = [re.sub("^--[a-z_]+", lambda flag: flag[0].replace("_", "-"), a) for a in given]
         values, unknown = self.parse_known_args(dashed, namespace)
         if unknown:
-            flag, flags = unknown[0].split("=")[0], list(self._option_string_actions)
-            short = {f"--{shortened(name[2:].replace('-', '_'))}": name for name in flags}
-            near = get_close_matches(flag, [*short, *flags], 1)
-            told = f": did you mean {short.get(near[0], near[0])}?" if near else ""
+            flag, flags = unknown[0].split("=")[0], self._option_string_actions
+            words = {word: told for word, told in SYNONYMS.items() if told.split()[0] in flags}
+            words |= {shortened(name[2:].replace("-", "_")): name for name in flags}
+            words |= {name[2:]: name for name in flags}
+            near = get_close_matches(flag[2:], words, 1, NEAR)
+            told = f": did you mean {words[near[0]]}?" if near else ""
             self.error(f"there is no {flag}{told}")
         return values
 
@@ -43,11 +56,13 @@ def shortened(name: str) -> str:
     return name.replace("learning_rate", "lr").replace("epsilon", "eps").replace("_", "")
 
 
-def parse(options: type[Options], description: str, argv: Sequence[str] | None = None) -> Options:
+def parse(
+    options: type[Options], description: str | None, argv: Sequence[str] | None = None
+) -> Options:
     """Read the command line; a bad value ends the program with one line and exit code 2."""
     parser = OneLineParser(
         usage="%(prog)s [flags]",
-        description="\n\n".join(textwrap.fill(part, 80) for part in description.split("\n\n")),
+        description="\n\n".join(textwrap.fill(part, 80) for part in (description or "").split("\n\n")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -57,18 +72,26 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
         for entry in entries.values():
             if entry.metadata["group"] == title:
                 _add_flag(group, entry)
-    values = options(**vars(parser.parse_args(argv)))
-    settings, played = dict[str, Any](), 0  # of the run to resume
+    given = vars(parser.parse_args(argv))
+    values = options(**given)
+    settings, played, solved = dict[str, Any](), 0, False  # of the run to resume
     if values.resume:
-        settings, played = _settings_of(values.resume, parser)
+        settings, played, solved = _settings_of(values.resume, parser)
         if gone := sorted(settings.keys() - entries.keys()):
             parser.error(
                 f"--resume: this version has no setting {', '.join(gone)}: an earlier version "
                 f"began the run in {values.resume}, so resume it with that version"
             )
+        place = Path(values.resume).resolve().parent
+        if "run_dir" in given and Path(values.run_dir).resolve() != place:
+            parser.error(f"--run-dir: a resumed run stays in its folder, {values.resume}")
         # The resumed run has these settings by default; only some of them may change.
-        parser.set_defaults(**{k: v for k, v in settings.items() if k not in OF_ONE_CALL})
-        values = options(**vars(parser.parse_args(argv)))
+        values = options(**{k: v for k, v in settings.items() if k not in OF_ONE_CALL} | given)
+    elif values.init_from:
+        try:
+            load_agent(read_checkpoint(find_checkpoint(Path(values.init_from))))
+        except CheckpointError as error:
+            parser.error(f"--init-from: {error}")
     if message := values.why_invalid():
         parser.error(message)
     values = values.settled()
@@ -78,12 +101,27 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
             parser.error(f"{flag}: the run in {values.resume} has {value}")
     if 0 < values.max_frames <= played:
         parser.error(f"--max-frames: the run in {values.resume} has played {played:,} frames")
+    if solved and values.stop_reward <= (goal := settings["stop_reward"]):
+        parser.error(
+            f"--resume: the run in {values.resume} is solved: play.py plays its agent, and a "
+            f"--stop-reward above {goal:g} trains it on"
+        )
     return values
 
 
-def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], int]:
-    """Hyperparameters and frames of the run to resume; it must be a run of this script."""
+def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], int, bool]:
+    """Hyperparameters of the run to resume, its frames, and whether it is solved.
+
+    It must be a run of this script.
+    """
     script, place = Path(parser.prog).stem, Path(folder)
+    if place.is_file():
+        parser.error(
+            f"--resume: {folder} is a file: resume the folder of its run, or begin a new run with "
+            f"--init-from {folder}"
+        )
+    if not place.exists():
+        parser.error(f"--resume: there is no folder {folder}")
     try:
         if message := unwritable("--resume", place):
             parser.error(message)
@@ -103,26 +141,36 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str
         parser.error(f"--resume: {error}")
     if settings["script"] != script:
         parser.error(f"--resume: the run in {folder} is a run of {settings['script']}.py")
-    return settings["hyperparameters"], checkpoint["progress"]["frames"]
+    frames, file = checkpoint["progress"]["frames"], place / FOLDER / "solved.pt"
+    solved = file.exists() and read_checkpoint(file)["progress"]["frames"] == frames
+    return settings["hyperparameters"], frames, solved
 
 
 def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
+    """Without a default: only what is given is a value, and the options know the others."""
     meta, flag = entry.metadata, "--" + entry.name.replace("_", "-")
-    kind = meta["type"]
-    default = "" if entry.default in (None, "") else f" (default: {entry.default})"
+    kind, default = meta["type"], entry.default
+    if kind is bool:
+        default = "on" if default else "off"
+    default = "" if default in (None, "") else f" (default: {default})"
+    told = {"default": argparse.SUPPRESS, "help": meta["help"] + default.replace("%", "%%")}
     if kind is bool:
         # Each gets a --no-... flag, too: a resumed run has it on, if the run before had it on.
-        action = argparse.BooleanOptionalAction
-        parser.add_argument(flag, action=action, default=entry.default, help=meta["help"])
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, **told)
         return
     parser.add_argument(
         *([flag, "--dev"] if flag == "--device" else [flag]),  # as in the book
-        default=entry.default,
-        type=str if kind is str else number(kind, meta["low"], meta["high"]),
+        type=_text if kind is str else number(kind, meta["low"], meta["high"]),
         metavar=None if meta["choices"] else kind.__name__.upper(),
         choices=meta["choices"],
-        help=meta["help"] + default.replace("%", "%%"),
+        **told,
     )
+
+
+def _text(text: str) -> str:
+    if not text:  # of a variable that is not set, for example
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
 
 
 def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callable[[str], Any]:

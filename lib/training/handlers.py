@@ -2,6 +2,7 @@
 
 The handlers keep their figures in the engine's state, beside those of ``lib.training.events``:
 
+    first_reward   of the first episode
     avg_reward     smoothed exponentially, from the first episode on
     reached        the frames and minutes after which avg_reward reached --stop-reward
     trial          the last trial of the agent that would be saved, in rungs that have one
@@ -15,6 +16,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,8 +28,13 @@ from ignite.metrics.metric import MetricUsage
 from lib.learning.agents import QFunction
 from lib.learning.schedules import Schedule
 from lib.printing import say
-from lib.training.checkpoints import save_checkpoints
-from lib.training.evaluation import try_agent
+from lib.training.checkpoints import (
+    CheckpointError,
+    find_checkpoint,
+    read_checkpoint,
+    save_checkpoints,
+)
+from lib.training.evaluation import load_agent, try_agent
 from lib.training.events import COUNTERS, PlayEvents
 from lib.training.run import Failure, Run, end_on_signals, on_signals
 from lib.training.terminal import Terminal
@@ -61,17 +68,19 @@ def attach_handlers(
             training ends, see ``lib.training.evaluation``; None: avg_reward alone decides.
     """
     engine.logger.disabled = True  # lib.training.launch reports a failure, once
+    if run.hp.init_from and not run.checkpoint:
+        load_weights(saved, run)
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
 
     def passes() -> bool:
         if make_agent is None:
             return True
-        engine.state.trial = try_agent(make_agent(), engine, run)
-        if engine.state.trial.decided:  # no signal ended it
+        trial = engine.state.trial = try_agent(make_agent(), engine, run)
+        if trial.decided:  # no signal ended it
             engine.fire_event(PlayEvents.TRIED)
-        return engine.state.trial.passed
+        return trial.passed
 
-    track_reward(engine, run.hp.stop_reward, passes)
+    track_reward(engine)
     speed = Speed(engine)
     average = track_loss(engine, run)
     tell_of_death(engine, saved["net"])
@@ -80,30 +89,40 @@ def attach_handlers(
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
     save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
     Terminal(run).attach(engine)
+    stop_when_solved(engine, run.hp.stop_reward, passes)
     end_training(engine, run)
 
 
-def track_reward(engine: Engine, stop_reward: float, passes: Callable[[], bool]) -> None:
-    """Smooth the reward exponentially, from the first episode on; stop when the game is solved.
-
-    ``passes`` is asked whether the game is solved, when avg_reward has reached it, and again
-    after some episodes.
-    """
+def track_reward(engine: Engine) -> None:
+    """Smooth the reward exponentially, from the first episode on."""
     state = engine.state
     state.episode = None
-    state.avg_reward = math.nan
+    state.first_reward, state.avg_reward = math.nan, math.nan
     state.reached = {"frames": math.nan, "minutes": math.nan}
-    state.solved = False  # games that end in the step that solved it change nothing
+    state.solved = False
+
+    @engine.on(PlayEvents.EPISODE_COMPLETED)
+    def smooth() -> None:
+        if state.episodes == 1:
+            state.first_reward = state.avg_reward = state.episode.reward
+        else:
+            state.avg_reward = ALPHA * state.avg_reward + (1 - ALPHA) * state.episode.reward
+
+
+def stop_when_solved(engine: Engine, goal: float | None, passes: Callable[[], bool]) -> None:
+    """Stop when the game is solved: not before the first update, and never without a goal.
+
+    ``passes`` is asked whether it is, when avg_reward has reached the goal, and again after some
+    episodes. Curves and terminal have the game that brought it there before.
+    """
+    state = engine.state
     next_trial = 0
 
     @engine.on(PlayEvents.EPISODE_COMPLETED)
-    def smooth(engine: Engine) -> None:
+    def look() -> None:
         nonlocal next_trial
-        if state.episodes == 1:
-            state.avg_reward = state.episode.reward
-        else:
-            state.avg_reward = ALPHA * state.avg_reward + (1 - ALPHA) * state.episode.reward
-        if state.avg_reward < stop_reward or state.solved:
+        # Games that end in the step that solved it change nothing.
+        if goal is None or state.avg_reward < goal or not state.iteration or state.solved:
             return
         if math.isnan(state.reached["frames"]):
             state.reached = {"frames": state.frames, "minutes": state.time_passed / 60}
@@ -114,6 +133,29 @@ def track_reward(engine: Engine, stop_reward: float, passes: Callable[[], bool])
                 state.solved = True
                 engine.terminate()
                 engine.fire_event(PlayEvents.SOLVED)
+
+
+def load_weights(saved: dict[str, Any], run: Run) -> None:
+    """Begin with the weights of ``--init-from``; all else begins anew.
+
+    Raises:
+        CheckpointError: they are those of another network.
+    """
+    file = find_checkpoint(Path(run.hp.init_from))
+    network, _ = load_agent(read_checkpoint(file))
+    weights, net = network.state_dict(), saved["net"]
+    shapes = [
+        {name: weight.shape for name, weight in there.state_dict().items()}
+        for there in (network, getattr(net, "network", net))
+    ]
+    if shapes[0] != shapes[1]:
+        raise CheckpointError(f"--init-from: the network in {file} is not that of {run.script}")
+    for part in (net, saved.get("target_net")):
+        if part is not None:
+            state = part.state_dict()  # of 06 to 08 with Adam's moments, and the average
+            parts = dict.fromkeys({"weights", "ema"} & state.keys(), weights)
+            part.load_state_dict(state | parts if parts else weights)
+    say(f"begins with the weights of {file}")
 
 
 class Speed:
@@ -182,8 +224,7 @@ class Speed:
         """The last measurement is that of training, also if a resumed run made no update."""
         self.measure()
         seconds, frames = self.trained()
-        if frames > 0:
-            self.engine.state.avg_fps = frames / seconds
+        self.engine.state.avg_fps = frames / seconds if frames > 0 else math.nan
 
     def state_dict(self) -> dict[str, float]:
         """For a checkpoint: the time so far, and the time of training."""
@@ -261,12 +302,13 @@ def stop_early(engine: Engine, run: Run) -> None:
 def end_training(engine: Engine, run: Run) -> None:
     """Write the outcome when training ends, also by a second Ctrl-C, and give the signals back.
 
-    The last checkpoint comes before it, and the games after training follow.
+    A failed run has none. The last checkpoint comes before it, the games after training follow.
     """
 
     @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
     def end(engine: Engine, error: BaseException | None = None) -> None:
-        if not error or (isinstance(error, KeyboardInterrupt) and run.outcome is None):
+        ended = engine.should_terminate or run.signal is not None  # else its player was lost
+        if isinstance(error, KeyboardInterrupt) if error else ended:
             run.write_outcome(engine.state)
         end_on_signals()
         if error:

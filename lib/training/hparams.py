@@ -20,13 +20,13 @@ FILE = "events.out.tfevents.0.hparams"
 OUTCOME = ["fps", "minutes", "avg_reward", "solved", "frames", "updates", "episodes", "seconds"]
 OUTCOME += ["reached_frames", "reached_minutes"]
 # Settings that only some rungs have; a test says which are missing here.
-NUMBERS = ["replay_size", "replay_initial", "target_sync", "envs", "steps"]
+NUMBERS = ["stop_reward", "replay_size", "replay_initial", "target_sync", "envs", "steps"]
 NUMBERS += ["stack", "rollout", "sync_frames", "player_timeout", "noop_max", "max_pool"]
 NUMBERS += ["episodic_life", "fire_reset", "clip_reward", "any_game", "learning_rate_final"]
 NUMBERS += ["epochs", "epochs_final", "averaged", "trial_games", "q_lambda"]
 NUMBERS += ["epsilon_floor", "players", "n_steps", "message_steps", "frames_per_update"]
 NUMBERS += ["sync_updates", "schedule_frames", "temperature"]
-TEXTS = ["play_device", "resize", "precision", "address", "left_out"]
+TEXTS = ["init_from", "play_device", "resize", "precision", "address", "left_out"]
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -34,16 +34,17 @@ def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
     Args:
         folder: of the run.
-        settings: by name: numbers, texts and switches, including those of the machine.
+        settings: by name: numbers, texts, switches or None, including those of the machine.
     """
-    every = dict.fromkeys(TEXTS, "") | dict.fromkeys(NUMBERS, 0.0) | dict(settings)
+    settings = {name: value for name, value in settings.items() if value is not None}
+    every = dict.fromkeys(TEXTS, "") | dict.fromkeys(NUMBERS, 0.0) | settings
     columns, *_ = hparams(every, {f"outcome/{name}": 0.0 for name in OUTCOME})
     plugin = columns.value[0].metadata.plugin_data
     content = HParamsPluginData.FromString(plugin.content)
     for column in content.experiment.hparam_infos:
         column.differs = column.name in FIRST
     plugin.content = content.SerializeToString()
-    _, begin, _ = hparams(dict(settings), {})
+    _, begin, _ = hparams(settings, {})
     written = folder / "hparams.tmp"
     with written.open("wb") as file:
         records = RecordWriter(file)

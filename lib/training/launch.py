@@ -1,6 +1,7 @@
 """A rung as a program: from its command line to its exit code."""
 
 import errno
+import math
 import re
 import shlex
 import signal
@@ -21,7 +22,7 @@ from filelock import FileLock, Timeout
 from ignite.handlers import TensorboardLogger
 
 from lib.devices import cores
-from lib.printing import say
+from lib.printing import clock, open_streams, plural, say
 from lib.training.checkpoints import EVENT_FILES, CheckpointError, find_checkpoint, read_latest
 from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, free_cores, prepare_torch
@@ -32,7 +33,9 @@ MOST_LETTERS = 60  # of the settings in the name of a run folder
 
 
 def launch(
-    train: Callable[[Options, Run[Options]], None], options_class: type[Options], description: str
+    train: Callable[[Options, Run[Options]], None],
+    options_class: type[Options],
+    description: str | None,
 ) -> NoReturn:
     """Run a rung as a program.
 
@@ -43,9 +46,10 @@ def launch(
     Args:
         train: trains until it is done.
         options_class: the class of the rung's settings.
-        description: for ``--help``.
+        description: for ``--help``; None with ``python -OO``.
     """
     script, folder = Path(sys.argv[0]).stem, None
+    open_streams()
     threading.excepthook = _report_unless_reported
     try:
         options = parse(options_class, description)
@@ -73,9 +77,11 @@ def launch(
             say(f"{free} of {cores()} cores free: torch gets no more threads (see --threads)")
         for remark in options.remarks():
             say(remark)
+        if options.stop_reward is None:
+            say("no goal: it trains until --max-frames, a --stop-reward, or Ctrl-C")
         if checkpoint:
             frames, updates = (checkpoint["progress"][name] for name in ("frames", "iteration"))
-            say(f"resumed after {frames:,} frames, {updates:,} updates")
+            say(f"resumed after {plural(frames, 'frame')}, {plural(updates, 'update')}")
         # TensorBoard should show new points within seconds.
         with TensorboardLogger(folder, flush_secs=5) as tensorboard:
             run = Run(options, device, folder, tensorboard, script, checkpoint, machine=machine)
@@ -93,8 +99,9 @@ def launch(
             sys.exit(0)
         say_how_to_resume(folder)
         sys.exit(128 + run.signal)
-    except (Failure, CheckpointError, OSError, RuntimeError) as error:  # e.g. the disk is full
-        failure = describe_device_error(error) if isinstance(error, RuntimeError) else error
+    except (Failure, CheckpointError, OSError, RuntimeError, MemoryError) as error:
+        known = isinstance(error, (Failure, CheckpointError, OSError))  # e.g. the disk is full
+        failure = error if known else describe_device_error(error)
         if not failure:
             raise
         say(f"{script}: failed: {failure}", sys.stderr)
@@ -177,17 +184,17 @@ def changed(options: Options) -> list[str]:
 
 
 def say_end(run: Run) -> None:
-    """Say how training ended: what it reached, and after how long."""
+    """Say how training ended: what it reached, and after how long, as the book does."""
     outcome = run.outcome
     assert outcome is not None  # training has ended
-    episodes = outcome["episodes"]
-    reward = f"avg_reward {outcome['avg_reward']:.2f}" if episodes else "no reward"
-    say(f"{reward} after {episodes:,} episode{'s' * (episodes != 1)}")
+    reward, fps = outcome["avg_reward"], outcome["fps"]
+    told = f"avg_reward {reward:.2f}" if outcome["episodes"] else "no game has ended"
+    say(told + f", {fps:,.1f} FPS" * math.isfinite(fps))  # none without training
     stopped = "frame limit reached" if run.signal is None else "interrupted"
-    say(
-        f"{'solved' if run.solved else stopped} after {outcome['frames']:,} frames and "
-        f"{outcome['seconds']:,.0f} seconds, {outcome['fps']:,.1f} FPS"
-    )
+    played = [plural(int(outcome[f"{noun}s"]), noun) for noun in ("episode", "frame", "update")]
+    told = f"{'solved' if run.solved else stopped} in {clock(outcome['seconds'])}, "
+    told += "after {}, {} and {}".format(*played)
+    say(textwrap.fill(told, 80, subsequent_indent="  "))
 
 
 def say_how_to_resume(folder: Path | None) -> None:

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import psutil
 import torch
 
-from lib.devices import PRECISIONS, choose_precision, missing_device, shares_memory
+from lib.devices import PRECISIONS, choose_precision, memory, missing_device, shares_memory
 from lib.envs.atari_wrappers import RESIZERS, check_env_id
 from lib.envs.preprocessing import Preprocessing
 
+PONG_GOAL = 17.0  # avg_reward of a solved Pong, as in the book
 MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
 
 
@@ -31,19 +31,22 @@ def option(
     choices: Sequence[str] | None = None,
     group: str = "learning",
     free: bool = False,
+    kind: type | None = None,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
     Args:
-        default: its type is the flag's type.
+        default: its type is the flag's type, unless there is a ``kind``.
         help: one plain sentence for ``--help``.
         low: the smallest number accepted.
         high: the largest number accepted; only where more would not fit into memory or arithmetic.
         choices: the strings accepted.
         group: of ``--help``, one of ``lib.training.flags.GROUPS``.
         free: whether it may change when a run is resumed.
+        kind: the flag's type, for a default of None.
     """
-    names = {"help": help, "low": low, "high": high, "choices": choices, "type": type(default)}
+    kind = kind or type(default)
+    names = {"help": help, "low": low, "high": high, "choices": choices, "type": kind}
     return field(default=default, metadata=names | {"group": group, "free": free})
 
 
@@ -59,7 +62,11 @@ class CommonOptions:
 
     seed: int = of_run(0, "random seed", 0, 2_000_000_000)
     max_frames: int = of_this_call(0, "stop after this many frames; 0: no limit", 0)
-    stop_reward: float = of_this_call(17.0, "solved when avg_reward reaches this")
+    stop_reward: float | None = of_this_call(
+        None,
+        "solved when avg_reward reaches this (default: 17 in Pong; other games have no goal)",
+        kind=float,
+    )
     cuda: bool = of_run(False, "train on the GPU; short for --device cuda")
     device: str = of_run("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
     threads: int = of_this_call(
@@ -72,7 +79,12 @@ class CommonOptions:
     amp: bool = of_run(False, "compute updates in bfloat16 autocast")
     run_dir: str = of_this_call("runs", "folder in which this run makes its own folder")
     resume: str = of_this_call(
-        "", "resume the run in this folder, with its settings but --max-frames"
+        "",
+        "resume the run in this folder, with its settings; --max-frames, --stop-reward, "
+        "--threads and --checkpoint-every may change",
+    )
+    init_from: str = of_run(
+        "", "begin a new run with the weights of this checkpoint, or of the run in this folder"
     )
     checkpoint_every: int = of_this_call(
         5_000, "updates between checkpoints; the last one is saved at the end; 0: none", 0
@@ -91,8 +103,10 @@ class CommonOptions:
 
     def settled(self) -> Self:
         """With what each value stands for in its place; ``why_invalid`` has found nothing wrong."""
-        device = self._asked_device
-        return replace(self, device=device, cuda=device.startswith("cuda"))
+        device, goal = self._asked_device, self.stop_reward
+        if goal is None and self.env.startswith("Pong"):
+            goal = PONG_GOAL
+        return replace(self, device=device, cuda=device.startswith("cuda"), stop_reward=goal)
 
     @property
     def _asked_device(self) -> str:
@@ -134,6 +148,9 @@ class CommonOptions:
             return f"--cuda: contradicts --device {device}"
         if message := missing_device(device):
             return f"{'--cuda' if device == 'cuda' else '--device'}: {message}"
+        there = self.training_device
+        if self.amp and there.type == "cuda" and choose_precision(there) != "bfloat16":
+            return "--amp: this GPU has no units for bfloat16 (NVIDIA's have them since Ampere)"
         if self.epsilon_final > self.epsilon_start:
             return "--epsilon-final is more than --epsilon-start"
         if (count := self.samples) > MOST_SAMPLES:
@@ -263,11 +280,11 @@ Options = TypeVar("Options", bound=CommonOptions)
 
 def too_large(flag: str, transitions: int, size: int) -> str | None:
     """Why so many transitions of so many bytes are too many, in one line; None if they are not."""
-    needed, present = transitions * size / 2**30, psutil.virtual_memory().total / 2**30
+    needed, present = transitions * size / 2**30, memory() / 2**30
     if needed <= present:
         return None
-    told = f"{transitions:,} transitions take {needed:,.0f} GiB, this machine has {present:.0f} GiB"
-    return f"--{flag}: {told}"
+    told = f"{transitions:,} transitions take {needed:,.1f} GiB, this machine or container has"
+    return f"--{flag}: {told} {present:,.1f} GiB"
 
 
 def unwritable(flag: str, folder: Path) -> str | None:

@@ -15,6 +15,7 @@ from ignite.handlers import TensorboardLogger
 from torch.utils.tensorboard import summary
 
 from lib.gpu_checks import left_out
+from lib.seeds import resumed_seed
 from lib.training import hparams
 from lib.training.options import Options
 
@@ -57,13 +58,13 @@ class Run(Generic[Options]):
             "episodes": state.episodes,
             "seconds": state.time_passed,
             "minutes": state.time_passed / 60,
-            "fps": state.avg_fps,  # of training, if training began
+            "fps": state.avg_fps,  # of training
             "avg_reward": state.avg_reward,
             "solved": float(state.solved),
             **{f"reached_{name}": value for name, value in state.reached.items()},
         }
         for name, value in self.outcome.items():
-            if math.isfinite(value):  # avg_reward is not, before the first episode, for example
+            if math.isfinite(value):  # FPS are not before training, avg_reward before an episode
                 self.tensorboard.writer.add_scalar(f"outcome/{name}", value)
         *_, ended = summary.hparams({}, {})
         self.tensorboard.writer.file_writer.add_summary(ended)
@@ -73,6 +74,11 @@ class Run(Generic[Options]):
     def frames_before(self) -> int:
         """Frames played before the checkpoint that this run resumes from; 0 in a new run."""
         return self.checkpoint["progress"]["frames"] if self.checkpoint else 0
+
+    @property
+    def games_seed(self) -> int:
+        """The seed of games in this process: other ones follow when the run is resumed."""
+        return resumed_seed(self.hp.seed, self.frames_before)
 
     def write_settings(self) -> None:
         """List the run in TensorBoard's HPARAMS tab, with what was left out until now."""
@@ -99,11 +105,13 @@ def on_signals(interrupt: Handler, terminate: Handler) -> None:
 
 
 def describe_device_error(error: Exception) -> str | None:
-    """The error of the GPU, in one line; None if it is another kind of error.
+    """The error of the GPU, or of memory, in one line; None if it is another kind of error.
 
     A GPU reports an error late, at whatever call comes next.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    if isinstance(error, MemoryError) or "can't allocate memory" in lines[0]:
+        return f"out of memory: {lines[0] or 'Python'}; a smaller --replay-size may fit"
     if isinstance(error, torch.OutOfMemoryError):
         sentences = lines[0].split(". ")[:3]  # what was asked for, what is free; then advice
         return ". ".join(sentences) + "; a smaller --batch-size or --replay-size may fit"

@@ -1,13 +1,11 @@
 """The terminal of a run: its phase, one line per episode, and a live bar."""
 
-import math
 import time
-from datetime import timedelta
 
 from ignite.engine import Engine, Events, State
 from tqdm import tqdm
 
-from lib.printing import say
+from lib.printing import clock, plural, say
 from lib.training.events import PlayEvents
 from lib.training.run import Run
 
@@ -22,17 +20,19 @@ class Terminal:
         # From 0 to 1. tqdm's own rate would mix the phases, so it is not shown.
         # The cursor waits at the bar's beginning: at its end the ^C of Ctrl-C would not fit.
         layout = "{desc} |{bar}| {percentage:3.0f}%\r"
-        self.bar = tqdm(desc="starting", total=1.0, bar_format=layout, leave=False, disable=None)
+        settings = {"leave": False, "disable": None, "dynamic_ncols": True}
+        self.bar = tqdm(desc="starting", total=1.0, bar_format=layout, **settings)
         # Frames until training begins; 0 for a rung without a replay buffer.
         self.initial: int = getattr(run.hp, "replay_initial", 0)
         self.before_training = "filling" if self.initial else "first rollout"
-        self.first_reward = math.nan
         self.refreshed = 0.0
+        self.trial_steps = 0  # of the trial that is played now
 
     def attach(self, engine: Engine) -> None:
         engine.add_event_handler(PlayEvents.TRAINING_BEGINS, self.training_begins)
         engine.add_event_handler(PlayEvents.EPISODE_COMPLETED, self.episode_completed)
         engine.add_event_handler(PlayEvents.REACHED, self.reached)
+        engine.add_event_handler(PlayEvents.TRYING, self.trying)
         engine.add_event_handler(PlayEvents.TRIED, self.tried)
         engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
         engine.add_event_handler(Events.COMPLETED | Events.EXCEPTION_RAISED, self.close)
@@ -47,26 +47,32 @@ class Terminal:
     def episode_completed(self, engine: Engine) -> None:
         """Print a line for each game, of up to 80 characters."""
         state = engine.state
-        if math.isnan(self.first_reward):
-            self.first_reward = state.episode.reward
         training = state.phase == "training"
         pace = f"{state.fps:,.0f} FPS" if training and state.fps else self.phase(state)
         say(
             f"episode {state.episodes:5,}  reward {state.episode.reward:4.0f}  "
             f"avg {state.avg_reward:6.2f}  frames {state.frames:9,}  {pace:>9}  "
-            f"{timedelta(seconds=int(state.time_passed))}"
+            f"{clock(state.time_passed)}"
         )
 
     def reached(self, engine: Engine) -> None:
         """Say when avg_reward reached --stop-reward for the first time."""
         say(
-            f"avg_reward {self.hp.stop_reward:g} after {engine.state.frames:,} frames and "
+            f"avg_reward {self.hp.stop_reward:g} after {plural(engine.state.frames, 'frame')} and "
             f"{engine.state.time_passed:,.0f} seconds"
         )
 
+    def trying(self, engine: Engine) -> None:
+        """Redraw the bar: nothing else moves until the trial has ended."""
+        self.trial_steps += 1
+        if self.due():
+            trial = engine.state.trial
+            told = f"trial of {plural(trial.games, 'new game')}, step {self.trial_steps:,}"
+            self.draw(told, len(trial.rewards) / trial.games)
+
     def tried(self, engine: Engine) -> None:
         """Say what the agent that would be saved made of its games."""
-        trial = engine.state.trial
+        trial, self.trial_steps = engine.state.trial, 0
         told = f"mean {trial.mean:.1f}" + f", below {trial.goal:g}" * (trial.mean < trial.goal)
         if (worst := min(trial.rewards)) < 0:
             told = f"lost one by {-worst:g} points"
@@ -75,10 +81,8 @@ class Terminal:
 
     def frames_played(self, engine: Engine) -> None:
         """Redraw the bar, but not for every frame."""
-        now = time.monotonic()
-        if self.bar.disable or now - self.refreshed < REFRESH_SECONDS:
+        if not self.due():
             return
-        self.refreshed = now
         state, done = engine.state, 0.0
         if state.phase == "filling" and self.initial:
             status = f"{state.frames:,} of {self.initial:,} frames"
@@ -90,11 +94,26 @@ class Terminal:
         if state.fps:
             status += f", {state.fps:,.0f} FPS"
         if state.phase == "training" and state.episodes:
-            status += f", avg_reward {state.avg_reward:.2f}, goal {self.hp.stop_reward:g}"
-            if (way := self.hp.stop_reward - self.first_reward) > 0:
-                done = max(done, (state.avg_reward - self.first_reward) / way)
+            status += f", avg_reward {state.avg_reward:.2f}"
+            if (goal := self.hp.stop_reward) is not None:
+                status += f", goal {goal:g}"
+                first = min(state.first_reward, state.avg_reward)
+                way = (state.avg_reward - first) / (goal - first) if first < goal else 1.0
+                done = max(done, way)
+        self.draw(f"{self.phase(state)} {status}", done)
+
+    def due(self) -> bool:
+        """Whether to draw the bar again."""
+        now = time.monotonic()
+        if self.bar.disable or now - self.refreshed < REFRESH_SECONDS:
+            return False
+        self.refreshed = now
+        return True
+
+    def draw(self, told: str, done: float) -> None:
+        """Draw the bar: words, and a share from 0 to 1."""
         self.bar.n = min(max(done, 0.0), 1.0)
-        self.bar.set_description_str(f"{self.phase(state)} {status}")
+        self.bar.set_description_str(told)
 
     def phase(self, state: State) -> str:
         """What is done now, in words."""
