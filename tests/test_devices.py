@@ -14,7 +14,7 @@ from lib.devices import choose_precision, compiles, cores, missing_device
 from lib.training import launch as rungs
 from lib.training.flags import parse
 from lib.training.machine import free_cores
-from lib.training.options import CommonOptions, PlayerOptions, PrecisionOptions
+from lib.training.options import CommonOptions, PlayerOptions, PrecisionOptions, ReplayOptions
 from lib.training.run import describe_device_error
 
 
@@ -51,6 +51,8 @@ def test_precision_follows_from_the_gpu(monkeypatch, gpus, capability, precision
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert choose_precision(torch.device("cuda")) == precision
     assert parse(PrecisionOptions, "", ["--cuda"]).precision == precision
+    refused = CommonOptions(cuda=True, amp=True).why_invalid()
+    assert refused is None if precision == "bfloat16" else "no units for bfloat16" in refused
     # On Apple's GPU nothing is compiled, and bfloat16 is not the default.
     assert parse(PrecisionOptions, "", ["--device", "mps"]).precision == "float32"
     assert not compiles(torch.device("mps"))
@@ -110,11 +112,25 @@ def test_cores_that_others_use_are_not_free():
             other.wait()
 
 
-def test_a_container_may_count_its_cores_anew_and_limit_them(monkeypatch, tmp_path):
+def test_a_container_may_count_its_cores_anew_and_limit_them_and_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 10_000}, raising=False)
     assert free_cores() == 2
-    limit = tmp_path / "cpu.max"
-    monkeypatch.setattr(devices, "CONTAINER", limit)
-    for told, count in (("max 100000", 2), ("150000 100000", 1), ("50000 100000", 1)):
-        limit.write_text(told)
-        assert cores() == free_cores() == count
+    monkeypatch.setattr(devices, "CONTAINER", tmp_path)
+    for folder in ("cpu", "memory"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
+    for limit in (tmp_path / "cpu.max", tmp_path / "cpu" / "cpu.cfs_quota_us"):
+        one = "100000" if limit.parent == tmp_path else ""  # version 2 has both in one file
+        for told, count in (("max", 2), ("-1", 2), ("150000", 1), ("50000", 1)):
+            limit.write_text(f"{told} {one}")
+            assert cores() == free_cores() == count
+        limit.unlink()
+    for limit in (tmp_path / "memory.max", tmp_path / "memory" / "memory.limit_in_bytes"):
+        limit.write_text("max\n")
+        assert ReplayOptions(replay_size=10**6, env="Pong").why_invalid().startswith("--env")
+        limit.write_text(f"{2 * 2**30}\n")
+        told = (
+            "--replay-size: 1,000,000 transitions take 7.1 GiB, this machine or container has 2.0"
+        )
+        assert ReplayOptions(replay_size=10**6).why_invalid().startswith(told)
+        limit.unlink()

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
+import numpy as np
 import psutil
 import pytest
 from conftest import (
@@ -27,6 +30,10 @@ from conftest import (
     short_run,
 )
 
+from lib.envs import vector_env
+from lib.envs.experience import Transitions
+from lib.learning.schedules import LinearSchedule
+from lib.seeds import game_seeds
 from lib.training.checkpoints import find_checkpoint, read_checkpoint, write_checkpoint
 from lib.training.flags import parse
 from lib.training.hparams import NUMBERS, TEXTS
@@ -45,7 +52,7 @@ def test_trains_and_leaves_its_record(script, trained):
     assert result.out.count("training begins at frame") == 1
     assert "left out" not in result.out  # 08 is compiled, and learns what it learns uncompiled
     assert re.search(r"episode +1 +reward +-?\d+ +avg +-", result.out)
-    assert result.out.splitlines()[-1].startswith("frame limit reached after ")
+    assert result.out.splitlines()[-1].startswith("frame limit reached in 0:0")
 
     events, name = read_events(result.folder), result.folder.name
     assert re.fullmatch(
@@ -94,7 +101,7 @@ def test_same_seed_same_run_if_it_is_killed_and_terminated(script, trained, tmp_
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (143, "")
     frames = read_checkpoint(find_checkpoint(run, "latest"))["progress"]["frames"]
-    assert f"interrupted after {frames:,} frames" in out
+    assert f"{frames:,} frames and" in out.split("interrupted in")[1]
 
     result = program(script, "--resume", run, "--max-frames", frames_of(script))
     assert result.code == 0, result.error
@@ -120,14 +127,17 @@ def test_slow_gradients_change_no_number(trained):
 
 
 @pytest.mark.parametrize("script", ["06_compiled_update", "07_speedrun"])
-def test_other_rungs_are_resumed(script, trained_copy, program):
+def test_other_rungs_are_resumed(script, trained_copy, program, monkeypatch):
     run = trained_copy(script)
     before = read_checkpoint(find_checkpoint(run, "latest"))
-    frames = frames_of(script) + 100
+    frames, seeds = frames_of(script) + 100, Mock(side_effect=game_seeds)
+    monkeypatch.setattr(vector_env, "game_seeds", seeds)
     result = program(script, "--resume", run, "--max-frames", frames)
     assert result.code == 0, result.error
     after = read_checkpoint(find_checkpoint(run, "latest"))
     assert after["progress"]["frames"] >= frames
+    # Its games are new ones, and not again those of the start.
+    assert [call.args[0] for call in seeds.call_args_list][:1] not in ([], [5])
     played, updates = (
         after["progress"][name] - before["progress"][name] for name in ("frames", "iteration")
     )
@@ -135,6 +145,26 @@ def test_other_rungs_are_resumed(script, trained_copy, program):
     if script in SPEEDRUNS:  # the first new rollout comes before it is learned from, once
         assert updates <= (played - 16 * 2) / 4 + 1
     assert after["speed"]["seconds"] > before["speed"]["seconds"]
+
+
+@pytest.mark.parametrize("script", PARALLEL)
+def test_a_resumed_player_does_not_play_its_first_game_again(script):
+    """Actions are random here, as those of an agent that knows nothing, in 400 frames."""
+    rung, steps = runpy.run_path(str(ROOT / f"{script}.py"), run_name=script), list[Transitions]()
+
+    def put(step: Transitions) -> None:
+        steps.append(step)
+        if len(steps) % 400 == 0:
+            raise EOFError  # the trainer is gone
+
+    hp, epsilon = rung["Options"](seed=5), LinearSchedule(1.0, 1.0, 1)
+    for frames in (0, 0, 1_000, 2_000):
+        with pytest.raises(EOFError):
+            rung["play"](SimpleNamespace(put=put), hp, lambda states: states, epsilon, frames)
+    first, again, resumed, later = np.split(np.concatenate([s.actions for s in steps]), 4)
+    assert (first == again).all()
+    for one, other in ((first, resumed), (first, later), (resumed, later)):
+        assert (one == other).mean() < 0.5
 
 
 def test_the_precision_that_another_machine_chose_is_kept(trained_copy, monkeypatch):
@@ -190,8 +220,18 @@ def test_what_is_typed_by_habit_is_accepted_or_corrected(ends, monkeypatch):
     options, usual = options_of("02_n_envs"), ["--replay_size=1e5", "--max-frames", "7,000,000"]
     run = parse(options, "", [*usual, "--dev", "cpu", "--replay-initial", "10_000"])
     assert run == replace(options(), max_frames=7_000_000).settled()
+    assert run.stop_reward == 17
+    assert parse(options, None, ["--env", "BreakoutNoFrameskip-v4"]).stop_reward is None
     for flags, told in (
         (("--lr", "1e-4"), "did you mean --learning-rate?"),
+        (("--step", "1"), "did you mean --steps?"),
+        (("--gpu",), "did you mean --cuda?"),
+        (("--n-steps", "1"), "there is no --n-steps (--help"),  # which steps does not mean
+        (("--render",), "there is no --render (--help"),
+        (("--resume", ""), "--resume: must not be empty"),
+        (("--resume", "nothere"), "--resume: there is no folder nothere"),
+        (("--resume", __file__), f"or begin a new run with --init-from {__file__}"),
+        (("--init-from", __file__), "--init-from: " + __file__ + " is damaged, or not a check"),
         (("--env", "ALE/Breakout-v5"), "for example BreakoutNoFrameskip-v4"),
         (("--replay-size", "1,5"), "'1,5' is not a whole number"),
         (("--envs", "1e3"), "must be 1 to 256, not 1e3"),
@@ -227,6 +267,7 @@ def test_every_rung_explains_itself(script, ends):
     description = ast.get_docstring(ast.parse(source))
     text = ends(lambda: parse(options, description), script, "--help").out
     assert max(map(len, text.splitlines())) <= 80
+    assert "bfloat16 autocast (default: off)" in text
     flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
     assert flags[:2] == ["--seed", "--max-frames"]
     assert len(flags) == len(fields(options))
@@ -264,7 +305,7 @@ def test_interrupted_runs_leave_complete_records_and_no_process(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
-    assert "interrupted after" in out
+    assert "interrupted in" in out
     (run,) = tmp_path.iterdir()
     frames = int(read_events(run).Scalars("outcome/frames")[0].value)
     assert wait_until_gone(below) == []

@@ -62,7 +62,9 @@ def parse(
     """Read the command line; a bad value ends the program with one line and exit code 2."""
     parser = OneLineParser(
         usage="%(prog)s [flags]",
-        description="\n\n".join(textwrap.fill(part, 80) for part in (description or "").split("\n\n")),
+        description="\n\n".join(
+            textwrap.fill(part, 80) for part in (description or "").split("\n\n")
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
