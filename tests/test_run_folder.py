@@ -5,6 +5,7 @@ import errno
 import io
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from conftest import Ended, curves, everything, one_line, read_events
@@ -109,12 +111,14 @@ def lose_it(*_: object) -> NoReturn:
     [
         (lambda net: net.bias.data.fill_(math.nan), "the loss became nan within 100 updates"),
         (lambda net: setattr(net, "forward", lose_it), LOST),
+        (lambda net: np.empty(2**57), "out of memory: Unable to allocate 1.00 EiB for an array"),
+        (lambda net: torch.empty(2**60), "out of memory: [enforce fail"),
         (lambda net: setattr(net, "state_dict", lose_it), LOST),  # while it is saved
     ],
 )
 def test_a_failure_is_one_line_and_exit_code_1(spoil, told, start):
     run = start("--max-frames", "200", spoil=spoil)
-    assert (run.code, run.error) == (1, f"tiny: failed: {told}\n")
+    assert (run.code, one_line(run.error).startswith(f"tiny: failed: {told}")) == (1, True)
 
 
 def test_a_failed_save_leaves_what_it_would_have_replaced(start):
@@ -167,45 +171,54 @@ def test_ctrl_c_while_a_checkpoint_is_written_is_no_full_disk(start, monkeypatch
     assert everything(run.folder / "checkpoints") == before
 
 
-def test_a_run_ends_as_it_should_when_nobody_reads_what_it_prints(start, monkeypatch):
-    """As with ``2>&1 | tee log`` and Ctrl-C, which ends tee, too."""
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_run_ends_as_it_should_when_nobody_reads_what_it_prints(closed, start, monkeypatch):
+    """As with ``2>&1 | tee log`` and Ctrl-C, which ends tee, too; and as with ``>&- 2>&-``."""
     for name in ("stdout", "stderr"):
         reader, writer = os.pipe()
         os.close(reader)
-        monkeypatch.setattr(sys, name, os.fdopen(writer, "w"))
+        monkeypatch.setattr(sys, name, None if closed else os.fdopen(writer, "w"))
     run = start(every=lambda *_: signal.raise_signal(signal.SIGTERM))
     assert run.code == 128 + signal.SIGTERM
     assert read_checkpoint(run.folder / "checkpoints" / "latest.pt")["progress"]["frames"] == 25
 
 
-def lines_on(terminal: int) -> list[str]:
-    """The lines on a terminal, where a line that begins anew is written over what was there."""
+def lines_on(terminal: int) -> tuple[list[str], list[str]]:
+    """All bars, and the lines on a terminal: what begins anew is written over what was there."""
     text = b""
     with suppress(OSError):  # all is read, and the other side is closed
         while part := os.read(terminal, 65_536):
             text += part
     assert b"starting |" in text
     assert b"nan" not in text
+    bars = [part.rstrip() for part in re.split("[\r\n]", text.decode()) if "|" in part]
     shown = [""]
     for line in text.decode().replace("\r\n", "\n").split("\n"):
         shown.append("")
         for over in line.split("\r"):
             shown[-1] = over + shown[-1][len(over) :]
-    return [line.rstrip() for line in shown]
+    return bars, [line.rstrip() for line in shown]
 
 
 def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
+    def narrow(engine: Engine, run: Run) -> None:
+        print(echoes, end="", flush=True)
+        if engine.state.iteration == 10:
+            termios.tcsetwinsize(writer, (24, 50))
+
     terminal, writer = os.openpty()
     termios.tcsetwinsize(writer, (24, 80))
     with os.fdopen(writer, "w") as stream:
         for name in ("stdout", "stderr"):
             monkeypatch.setattr(sys, name, stream)
         echoes = "^C"  # what a terminal shows of Ctrl-C
-        run = start("--max-frames", "45", every=lambda *_: print(echoes, end="", flush=True))
+        run = start("--max-frames", "45", every=narrow)
         monkeypatch.undo()
-    first, *lines = filter(None, lines_on(terminal))
+    bars, shown = lines_on(terminal)
+    assert 80 >= len(bars[0]) > 50 >= len(bars[-1])
+    first, *lines = filter(None, shown)
     assert first == f"run folder {run.folder}"
-    assert lines[-1].startswith("frame limit reached after 45 frames and ")
+    assert lines[-1] == "frame limit reached in 0:00:00, after 4 episodes, 45 frames and 25 updates"
     assert max(map(len, lines)) <= 80
     assert "%" not in "".join(lines)
     assert echoes not in "".join(lines)
@@ -311,6 +324,7 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
         return one_line(again.error)
 
     assert "is a run of tiny.py" in refused(script="other.py")
+    assert "--run-dir: a resumed run stays in its folder" in refused("--run-dir", "elsewhere")
     assert "--learning-rate" in refused("--learning-rate", "1e-3")
     assert "has played 45 frames" in refused("--max-frames", "45")
     assert "no checkpoint in a folder" in refused(folder=place)
@@ -343,6 +357,14 @@ def test_a_resumed_run_reaches_another_goal_anew(start):
     assert reached[2] == 30
     again = start("--resume", str(run.folder), "--stop-reward", "0.15")
     assert "avg_reward 0.15 after 70 frames" in again.out
+    kept = [file.stem for file in again.checkpoints()]
+    assert kept == ["best", "latest", "previous", "solved-0.05", "solved"]
+    for goal in ((), ("--stop-reward", "0.15"), ("--stop-reward", "0.1")):
+        refused = start("--resume", str(run.folder), *goal)
+        assert (
+            "is solved: play.py plays its agent, and a --stop-reward above 0.15 trains it on"
+            in (one_line(refused.error))
+        )
     more = ("--stop-reward", "1000", "--max-frames", "90")
     assert start("--resume", str(run.folder), *more).code == 0
     assert "outcome/reached_frames" not in {tag for tag, *_ in curves(run.folder)}
@@ -350,11 +372,13 @@ def test_a_resumed_run_reaches_another_goal_anew(start):
 
 def test_a_run_is_resumed_while_its_buffer_fills(start):
     run = start("--max-frames", "15")
-    again = start("--resume", str(run.folder), "--max-frames", "45")
+    again = start("--resume", str(run.folder), "--max-frames", "45", reward=7)
     assert again.code == 0, again.error
     assert "training begins at frame 20: filling (" in again.out
     *_, latest, _ = again.checkpoints()
-    assert len(read_checkpoint(latest)["buffer"]["actions"]) == 45
+    kept = read_checkpoint(latest)
+    assert len(kept["buffer"]["actions"]) == 45
+    assert kept["progress"]["first_reward"] == 0  # where the bar begins
 
 
 def listed(run: Path) -> dict[str, object]:

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import psutil
 import pytest
+import torch
 from conftest import (
     BEYOND,
     PARALLEL,
@@ -35,6 +36,7 @@ from lib.envs.experience import Transitions
 from lib.learning.schedules import LinearSchedule
 from lib.seeds import game_seeds
 from lib.training.checkpoints import find_checkpoint, read_checkpoint, write_checkpoint
+from lib.training.evaluation import load_agent
 from lib.training.flags import parse
 from lib.training.hparams import NUMBERS, TEXTS
 from lib.training.launch import make_folder
@@ -165,6 +167,37 @@ def test_a_resumed_player_does_not_play_its_first_game_again(script):
     assert (first == again).all()
     for one, other in ((first, resumed), (first, later), (resumed, later)):
         assert (one == other).mean() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("script", "source"),
+    [
+        ("01_baseline", "06_compiled_update"),
+        ("06_compiled_update", "01_baseline"),
+        SPEEDRUNS[:1] * 2,
+    ],
+)
+def test_a_new_run_begins_with_trained_weights(script, source, trained, program, tmp_path):
+    flags = ("--init-from", trained(source).folder, "--run-dir", tmp_path, "--max-frames", 1)
+    result = program(script, *flags)
+    assert result.code == 0, result.error
+    assert "1 frame and 0 updates" in result.out or script != "01_baseline"
+    (run,) = tmp_path.iterdir()
+    (before, _), (now, _) = (
+        load_agent(read_checkpoint(find_checkpoint(place)))
+        for place in (trained(source).folder, run)
+    )
+    kept = read_checkpoint(find_checkpoint(run))
+    target = kept.get("target_net", kept["net"].get("weights"))
+    for name, weight in before.state_dict().items():
+        assert torch.equal(now.state_dict()[name], weight)
+        assert torch.equal(target[name], weight.to(target[name].dtype))
+
+
+def test_weights_of_another_network_are_refused(trained, program, tmp_path):
+    flags = ("--init-from", trained("07_speedrun").folder, "--run-dir", tmp_path)
+    result = program("01_baseline", *flags)
+    assert (result.code, "is not that of 01_baseline" in one_line(result.error)) == (1, True)
 
 
 def test_the_precision_that_another_machine_chose_is_kept(trained_copy, monkeypatch):
