@@ -106,6 +106,10 @@ def lose_it(*_: object) -> NoReturn:
     raise torch.AcceleratorError(f"{LOST}\nKernel errors might")
 
 
+def full_shm(*_: object) -> NoReturn:
+    raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left")
+
+
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
@@ -113,6 +117,7 @@ def lose_it(*_: object) -> NoReturn:
         (lambda net: setattr(net, "forward", lose_it), LOST),
         (lambda net: np.empty(2**57), "out of memory: Unable to allocate 1.00 EiB for an array"),
         (lambda net: torch.empty(2**60), "out of memory: [enforce fail"),
+        (full_shm, "unable to allocate shared memory(shm) for file </torch_1>: No space left; it"),
         (lambda net: setattr(net, "state_dict", lose_it), LOST),  # while it is saved
     ],
 )

@@ -112,6 +112,8 @@ def describe_device_error(error: Exception) -> str | None:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     if isinstance(error, MemoryError) or "can't allocate memory" in lines[0]:
         return f"out of memory: {lines[0] or 'Python'}; a smaller --replay-size may fit"
+    if "shared memory" in lines[0]:
+        return f"{lines[0]}; it is in /dev/shm (Docker: --shm-size=1g)"
     if isinstance(error, torch.OutOfMemoryError):
         sentences = lines[0].split(". ")[:3]  # what was asked for, what is free; then advice
         return ". ".join(sentences) + "; a smaller --batch-size or --replay-size may fit"
