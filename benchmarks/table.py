@@ -33,6 +33,7 @@ from benchmarks.report import (
     write_csv,
     write_table,
 )
+from lib.printing import plural
 
 HOUR = 3_600.0  # seconds
 HELD_OUT = 1_000  # seeds from here on are for what is published, never for choosing settings
@@ -148,7 +149,7 @@ def describe(records: Sequence[Record]) -> list[str]:
     low = [r for r in records if r.settings.get("amp") or r.settings.get("precision") == "bfloat16"]
     if 0 < len(low) < len(records):
         scripts = ", ".join(sorted({record.script for record in low}))
-        told += f"; {len(low)} runs of {scripts} in bfloat16, the others in float32: "
+        told += f"; {plural(len(low), 'run')} of {scripts} in bfloat16, the others in float32: "
         told += "do not compare their FPS"
     names = [f"Machine {n}" for n in range(1, len(machines) + 1)] if machines[1:] else ["Machine"]
     described = map(join_machine, machines)

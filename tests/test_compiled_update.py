@@ -101,7 +101,7 @@ def test_a_compiled_sample_has_the_rows_of_the_plain_one() -> None:
         torch.manual_seed(0)
         return {"rows": way()}
 
-    compiled = compiled_way("last step", "sample", plain, buffer.device, rows, allowed=0.0)
+    compiled = compiled_way("sample", plain, buffer.device, rows, allowed=0.0)
     assert compiled is not plain, left_out
     assert len(rows(compiled)["rows"].unique()) > 300
 

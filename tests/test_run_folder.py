@@ -394,6 +394,8 @@ def listed(run: Path) -> dict[str, object]:
     settings = parts["_hparams_/session_start_info"].session_start_info.hparams
     columns = parts["_hparams_/experiment"].experiment
     assert {info.name for info in columns.hparam_infos} >= {"envs", *settings}
+    shown = [info.name for info in columns.hparam_infos if info.differs]
+    assert sorted(shown) == ["batch_size", "envs", "learning_rate", "script", "seed"]
     metrics = {info.name.tag for info in columns.metric_infos}
     assert metrics >= {"outcome/minutes", "outcome/solved"}
     return {name: getattr(value, value.WhichOneof("kind")) for name, value in settings.items()}

@@ -74,7 +74,6 @@ def captured(function: Callable[[], Result]) -> Callable[[], Result]:
 
 
 def compiled_way(
-    step: str,
     name: str,
     plain: Callable[..., Any],
     device: torch.device,
@@ -97,7 +96,7 @@ def compiled_way(
         return torch.compile(plain, fullgraph=True, options={"fallback_random": True})
 
     torch.compiler.set_stance("default")
-    with waiting(f"{step}: compiling the {name}; nothing is learned yet"):
+    with waiting(f"compiling the {name}; nothing is learned yet"):
         way = faster_way(part, plain, make, results, allowed)
     # Shapes, dtypes and closures stay from now on. To look at them before each call takes a tenth
     # of an update's time.
@@ -151,8 +150,7 @@ class CapturedForward:
             part = "the CUDA graph that chooses actions"
             self._call = faster_way(part, function, capture, values, allowed)
         elif compiled and compiles(device):
-            step, name = "step 1 of 2", "choice of actions"
-            self._call = compiled_way(step, name, function, device, values, allowed)
+            self._call = compiled_way("choice of actions", function, device, values, allowed)
         kept.put_back()
 
     def __call__(self, states: torch.Tensor) -> Any:
@@ -187,9 +185,7 @@ class CompiledUpdate:
             return first_results(update, self._net)
 
         if compiles(self._device):
-            self._call = compiled_way(
-                "last step", "update", self._call, self._device, results, allowed
-            )
+            self._call = compiled_way("update", self._call, self._device, results, allowed)
         if is_asynchronous(self._device):
             plain, part = self._call, "the CUDA graph of the update"
             self._call = faster_way(part, plain, lambda: captured(plain), results, allowed)

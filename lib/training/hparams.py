@@ -1,7 +1,8 @@
 """A run in TensorBoard's HPARAMS tab: its settings, its machine, and its outcome.
 
 The tab takes its columns from the first run that it finds, so each run names the columns of all
-rungs. The settings have an event file of their own, which is read before the curves: TensorBoard
+rungs. It shows five settings, those that ``differs`` marks, and then five figures of the outcome; a
+click shows others. The settings have an event file of their own, which is read before the curves: TensorBoard
 keeps what it reads first, and a resumed run may have other settings.
 """
 
@@ -15,7 +16,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import hparams
 
-FIRST = ["script", "seed", "stop_reward", "threads", "torch"]  # to be shown; else by alphabet
+SHOWN = ["batch_size", "envs", "learning_rate", "script", "seed"]
 FILE = "events.out.tfevents.0.hparams"
 OUTCOME = ["fps", "minutes", "avg_reward", "solved", "frames", "updates", "episodes", "seconds"]
 OUTCOME += ["reached_frames", "reached_minutes"]
@@ -42,7 +43,7 @@ def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     plugin = columns.value[0].metadata.plugin_data
     content = HParamsPluginData.FromString(plugin.content)
     for column in content.experiment.hparam_infos:
-        column.differs = column.name in FIRST
+        column.differs = column.name in SHOWN
     plugin.content = content.SerializeToString()
     _, begin, _ = hparams(settings, {})
     written = folder / "hparams.tmp"
