@@ -1,9 +1,9 @@
 """A run in TensorBoard's HPARAMS tab: its settings, its machine, and its outcome.
 
 The tab takes its columns from the first run that it finds, so each run names the columns of all
-rungs. It shows five settings, those that ``differs`` marks, and then five figures of the outcome; a
-click shows others. The settings have an event file of their own, which is read before the curves: TensorBoard
-keeps what it reads first, and a resumed run may have other settings.
+rungs. It shows five settings, which ``differs`` marks, and five figures of the outcome; the others
+can be ticked. The settings have an event file of their own, which is read before the curves:
+TensorBoard keeps what it reads first, and a resumed run may have other settings.
 """
 
 import time
