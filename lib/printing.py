@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TextIO
 
 from tqdm import tqdm
@@ -23,11 +22,6 @@ def open_streams() -> None:
 def plural(count: int, noun: str) -> str:
     """So many of something, in words."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def clock(seconds: float) -> str:
-    """Hours, minutes and seconds, as 4:43:30."""
-    return str(timedelta(seconds=int(seconds)))
 
 
 def say(line: str, file: TextIO | None = None) -> None:
@@ -52,11 +46,11 @@ def waiting(line: str) -> Iterator[None]:
     # The cursor waits at the beginning, so that a ^C of Ctrl-C is cleared as well.
     layout = "{elapsed} (a minute or two the first time, then seconds)\r"
     within = bool(tqdm._instances)  # another clock, which tells the same
-    with tqdm(bar_format=layout, leave=False, disable=within or None) as seconds:
+    with tqdm(bar_format=layout, leave=False, disable=within or None) as clock:
 
         def tick() -> None:
             while not done.wait(1):
-                seconds.refresh()
+                clock.refresh()
 
         threading.Thread(target=tick, daemon=True).start()
         try:

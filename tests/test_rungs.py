@@ -36,7 +36,7 @@ from lib.envs.experience import Transitions
 from lib.learning.schedules import LinearSchedule
 from lib.seeds import game_seeds
 from lib.training.checkpoints import find_checkpoint, read_checkpoint, write_checkpoint
-from lib.training.evaluation import load_agent
+from lib.training.evaluation import read_agent
 from lib.training.flags import parse
 from lib.training.hparams import NUMBERS, TEXTS
 from lib.training.launch import make_folder
@@ -183,10 +183,7 @@ def test_a_new_run_begins_with_trained_weights(script, source, trained, program,
     assert result.code == 0, result.error
     assert "1 frame and 0 updates" in result.out or script != "01_baseline"
     (run,) = tmp_path.iterdir()
-    (before, _), (now, _) = (
-        load_agent(read_checkpoint(find_checkpoint(place)))
-        for place in (trained(source).folder, run)
-    )
+    (before, _), (now, _) = map(read_agent, (trained(source).folder, run))
     kept = read_checkpoint(find_checkpoint(run))
     target = kept.get("target_net", kept["net"].get("weights"))
     for name, weight in before.state_dict().items():
@@ -254,7 +251,7 @@ def test_what_is_typed_by_habit_is_accepted_or_corrected(ends, monkeypatch):
     run = parse(options, "", [*usual, "--dev", "cpu", "--replay-initial", "10_000"])
     assert run == replace(options(), max_frames=7_000_000).settled()
     assert run.stop_reward == 17
-    assert parse(options, None, ["--env", "BreakoutNoFrameskip-v4"]).stop_reward is None
+    assert parse(options, "", ["--env", "BreakoutNoFrameskip-v4"]).stop_reward is None
     for flags, told in (
         (("--lr", "1e-4"), "did you mean --learning-rate?"),
         (("--step", "1"), "did you mean --steps?"),
@@ -263,7 +260,7 @@ def test_what_is_typed_by_habit_is_accepted_or_corrected(ends, monkeypatch):
         (("--render",), "there is no --render (--help"),
         (("--resume", ""), "--resume: must not be empty"),
         (("--resume", "nothere"), "--resume: there is no folder nothere"),
-        (("--resume", __file__), f"or begin a new run with --init-from {__file__}"),
+        (("--resume", __file__), f"a new run can begin with --init-from {__file__}"),
         (("--init-from", __file__), "--init-from: " + __file__ + " is damaged, or not a check"),
         (("--env", "ALE/Breakout-v5"), "for example BreakoutNoFrameskip-v4"),
         (("--replay-size", "1,5"), "'1,5' is not a whole number"),

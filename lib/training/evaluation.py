@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -27,7 +28,7 @@ from lib.learning.agents import QFunction
 from lib.learning.dqn_model import DQN, NETWORKS
 from lib.printing import plural, say
 from lib.seeds import ACTIONS, TRIAL, game_seeds, stream
-from lib.training.checkpoints import SETTINGS, CheckpointError
+from lib.training.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
 from lib.training.events import PlayEvents
 from lib.training.run import Run
 from lib.transfer import upload
@@ -220,6 +221,11 @@ def describe(rewards: Sequence[float]) -> str:
         f"standard deviation {statistics.pstdev(rewards):.2f}, {min(rewards):.0f} to "
         f"{max(rewards):.0f}"
     )
+
+
+def read_agent(place: str | Path) -> tuple[DQN, Preprocessing]:
+    """``load_agent`` of this checkpoint, or of the best one in the folder of a run."""
+    return load_agent(read_checkpoint(find_checkpoint(Path(place))))
 
 
 def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:

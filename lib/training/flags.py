@@ -11,15 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lib.training.checkpoints import (
-    FOLDER,
-    SETTINGS,
-    CheckpointError,
-    find_checkpoint,
-    read_checkpoint,
-    read_latest,
-)
-from lib.training.evaluation import load_agent
+from lib.training.checkpoints import FOLDER, SETTINGS, CheckpointError, read_checkpoint, read_latest
+from lib.training.evaluation import read_agent
 from lib.training.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
@@ -56,15 +49,11 @@ def shortened(name: str) -> str:
     return name.replace("learning_rate", "lr").replace("epsilon", "eps").replace("_", "")
 
 
-def parse(
-    options: type[Options], description: str | None, argv: Sequence[str] | None = None
-) -> Options:
+def parse(options: type[Options], description: str, argv: Sequence[str] | None = None) -> Options:
     """Read the command line; a bad value ends the program with one line and exit code 2."""
     parser = OneLineParser(
         usage="%(prog)s [flags]",
-        description="\n\n".join(
-            textwrap.fill(part, 80) for part in (description or "").split("\n\n")
-        ),
+        description="\n\n".join(textwrap.fill(part, 80) for part in description.split("\n\n")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -75,6 +64,8 @@ def parse(
             if entry.metadata["group"] == title:
                 _add_flag(group, entry)
     given = vars(parser.parse_args(argv))
+    for name in (name for name, value in given.items() if value == ""):  # as of an unset variable
+        parser.error(f"--{name.replace('_', '-')}: must not be empty")
     values = options(**given)
     settings, played, solved = dict[str, Any](), 0, False  # of the run to resume
     if values.resume:
@@ -91,7 +82,7 @@ def parse(
         values = options(**{k: v for k, v in settings.items() if k not in OF_ONE_CALL} | given)
     elif values.init_from:
         try:
-            load_agent(read_checkpoint(find_checkpoint(Path(values.init_from))))
+            read_agent(values.init_from)
         except CheckpointError as error:
             parser.error(f"--init-from: {error}")
     if message := values.why_invalid():
@@ -104,26 +95,17 @@ def parse(
     if 0 < values.max_frames <= played:
         parser.error(f"--max-frames: the run in {values.resume} has played {played:,} frames")
     if solved and values.stop_reward <= (goal := settings["stop_reward"]):
-        parser.error(
-            f"--resume: the run in {values.resume} is solved: play.py plays its agent, and a "
-            f"--stop-reward above {goal:g} trains it on"
-        )
+        on = f"play.py plays its agent, and a --stop-reward above {goal:g} trains it on"
+        parser.error(f"--resume: the run in {values.resume} is solved: {on}")
     return values
 
 
 def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], int, bool]:
-    """Hyperparameters of the run to resume, its frames, and whether it is solved.
-
-    It must be a run of this script.
-    """
+    """Hyperparameters and frames of a run of this script to resume, and whether it is solved."""
     script, place = Path(parser.prog).stem, Path(folder)
-    if place.is_file():
-        parser.error(
-            f"--resume: {folder} is a file: resume the folder of its run, or begin a new run with "
-            f"--init-from {folder}"
-        )
-    if not place.exists():
-        parser.error(f"--resume: there is no folder {folder}")
+    if not place.is_dir():
+        new = f"{folder} is a file: a new run can begin with --init-from {folder}"
+        parser.error(f"--resume: {new if place.exists() else f'there is no folder {folder}'}")
     try:
         if message := unwritable("--resume", place):
             parser.error(message)
@@ -162,17 +144,11 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
         return
     parser.add_argument(
         *([flag, "--dev"] if flag == "--device" else [flag]),  # as in the book
-        type=_text if kind is str else number(kind, meta["low"], meta["high"]),
+        type=str if kind is str else number(kind, meta["low"], meta["high"]),
         metavar=None if meta["choices"] else kind.__name__.upper(),
         choices=meta["choices"],
         **told,
     )
-
-
-def _text(text: str) -> str:
-    if not text:  # of a variable that is not set, for example
-        raise argparse.ArgumentTypeError("must not be empty")
-    return text
 
 
 def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callable[[str], Any]:

@@ -16,7 +16,6 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,13 +27,8 @@ from ignite.metrics.metric import MetricUsage
 from lib.learning.agents import QFunction
 from lib.learning.schedules import Schedule
 from lib.printing import say
-from lib.training.checkpoints import (
-    CheckpointError,
-    find_checkpoint,
-    read_checkpoint,
-    save_checkpoints,
-)
-from lib.training.evaluation import load_agent, try_agent
+from lib.training.checkpoints import CheckpointError, save_checkpoints
+from lib.training.evaluation import read_agent, try_agent
 from lib.training.events import COUNTERS, PlayEvents
 from lib.training.run import Failure, Run, end_on_signals, on_signals
 from lib.training.terminal import Terminal
@@ -141,21 +135,16 @@ def load_weights(saved: dict[str, Any], run: Run) -> None:
     Raises:
         CheckpointError: they are those of another network.
     """
-    file = find_checkpoint(Path(run.hp.init_from))
-    network, _ = load_agent(read_checkpoint(file))
-    weights, net = network.state_dict(), saved["net"]
-    shapes = [
-        {name: weight.shape for name, weight in there.state_dict().items()}
-        for there in (network, getattr(net, "network", net))
-    ]
-    if shapes[0] != shapes[1]:
-        raise CheckpointError(f"--init-from: the network in {file} is not that of {run.script}")
-    for part in (net, saved.get("target_net")):
-        if part is not None:
+    weights = read_agent(place := run.hp.init_from)[0].state_dict()
+    try:
+        for part in (saved[name] for name in ("net", "target_net") if name in saved):
             state = part.state_dict()  # of 06 to 08 with Adam's moments, and the average
             parts = dict.fromkeys({"weights", "ema"} & state.keys(), weights)
             part.load_state_dict(state | parts if parts else weights)
-    say(f"begins with the weights of {file}")
+    except (KeyError, RuntimeError):
+        told = f"--init-from: the network of {place} is not that of {run.script}"
+        raise CheckpointError(told) from None
+    say(f"begins with the weights of {place}")
 
 
 class Speed:
@@ -308,7 +297,8 @@ def end_training(engine: Engine, run: Run) -> None:
     @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
     def end(engine: Engine, error: BaseException | None = None) -> None:
         ended = engine.should_terminate or run.signal is not None  # else its player was lost
-        if isinstance(error, KeyboardInterrupt) if error else ended:
+        told = isinstance(error, KeyboardInterrupt) if error else ended
+        if told and run.outcome is None:
             run.write_outcome(engine.state)
         end_on_signals()
         if error:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
+from datetime import timedelta
 from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ from filelock import FileLock, Timeout
 from ignite.handlers import TensorboardLogger
 
 from lib.devices import cores
-from lib.printing import clock, open_streams, plural, say
+from lib.printing import open_streams, plural, say
 from lib.training.checkpoints import EVENT_FILES, CheckpointError, find_checkpoint, read_latest
 from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, free_cores, prepare_torch
@@ -33,9 +34,7 @@ MOST_LETTERS = 60  # of the settings in the name of a run folder
 
 
 def launch(
-    train: Callable[[Options, Run[Options]], None],
-    options_class: type[Options],
-    description: str | None,
+    train: Callable[[Options, Run[Options]], None], options_class: type[Options], description: str
 ) -> NoReturn:
     """Run a rung as a program.
 
@@ -46,13 +45,13 @@ def launch(
     Args:
         train: trains until it is done.
         options_class: the class of the rung's settings.
-        description: for ``--help``; None with ``python -OO``.
+        description: for ``--help``.
     """
     script, folder = Path(sys.argv[0]).stem, None
     open_streams()
     threading.excepthook = _report_unless_reported
     try:
-        options = parse(options_class, description)
+        options = parse(options_class, description or "")  # python -OO has no docstrings
         end_on_signals()
         device = options.training_device
         if device.type == "cuda":
@@ -171,7 +170,8 @@ def changed(options: Options) -> list[str]:
     usual, parts = usual.settled(), list[str]()
     for entry in reversed(fields(options)):  # the rung's own come first
         value, name = getattr(options, entry.name), shortened(entry.name)
-        told = entry.metadata["free"] or entry.name in ("seed", "env")  # elsewhere, or not at all
+        # Told elsewhere, or not at all.
+        told = entry.metadata["free"] or entry.name in ("seed", "env", "init_from")
         if not told and value != getattr(usual, entry.name):
             number = f"{value:g}" if isinstance(value, float) else value
             text = "no" * (not value) + name if isinstance(value, bool) else f"{name}{number}"
@@ -187,13 +187,13 @@ def say_end(run: Run) -> None:
     """Say how training ended: what it reached, and after how long, as the book does."""
     outcome = run.outcome
     assert outcome is not None  # training has ended
-    reward, fps = outcome["avg_reward"], outcome["fps"]
-    told = f"avg_reward {reward:.2f}" if outcome["episodes"] else "no game has ended"
-    say(told + f", {fps:,.1f} FPS" * math.isfinite(fps))  # none without training
+    fps, seconds = outcome["fps"], int(outcome["seconds"])
+    reward = f"avg_reward {outcome['avg_reward']:.2f}" if outcome["episodes"] else "no game ended"
+    say(reward + f", {fps:,.1f} FPS" * math.isfinite(fps))  # none without training
     stopped = "frame limit reached" if run.signal is None else "interrupted"
     played = [plural(int(outcome[f"{noun}s"]), noun) for noun in ("episode", "frame", "update")]
-    told = f"{'solved' if run.solved else stopped} in {clock(outcome['seconds'])}, "
-    told += "after {}, {} and {}".format(*played)
+    told = f"{'solved' if run.solved else stopped} in {timedelta(seconds=seconds)}, after "
+    told += "{}, {} and {}".format(*played)
     say(textwrap.fill(told, 80, subsequent_indent="  "))
 
 

@@ -31,21 +31,19 @@ def option(
     choices: Sequence[str] | None = None,
     group: str = "learning",
     free: bool = False,
-    kind: type | None = None,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
     Args:
-        default: its type is the flag's type, unless there is a ``kind``.
+        default: its type is the flag's type; None: a float that is not given.
         help: one plain sentence for ``--help``.
         low: the smallest number accepted.
         high: the largest number accepted; only where more would not fit into memory or arithmetic.
         choices: the strings accepted.
         group: of ``--help``, one of ``lib.training.flags.GROUPS``.
         free: whether it may change when a run is resumed.
-        kind: the flag's type, for a default of None.
     """
-    kind = kind or type(default)
+    kind = float if default is None else type(default)
     names = {"help": help, "low": low, "high": high, "choices": choices, "type": kind}
     return field(default=default, metadata=names | {"group": group, "free": free})
 
@@ -63,9 +61,7 @@ class CommonOptions:
     seed: int = of_run(0, "random seed", 0, 2_000_000_000)
     max_frames: int = of_this_call(0, "stop after this many frames; 0: no limit", 0)
     stop_reward: float | None = of_this_call(
-        None,
-        "solved when avg_reward reaches this (default: 17 in Pong; other games have no goal)",
-        kind=float,
+        None, "solved when avg_reward reaches this (default: 17 in Pong; other games have no goal)"
     )
     cuda: bool = of_run(False, "train on the GPU; short for --device cuda")
     device: str = of_run("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")

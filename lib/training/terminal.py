@@ -1,12 +1,13 @@
 """The terminal of a run: its phase, one line per episode, and a live bar."""
 
 import time
+from datetime import timedelta
 from typing import Any
 
 from ignite.engine import Engine, Events, State
 from tqdm import tqdm
 
-from lib.printing import clock, plural, say
+from lib.printing import plural, say
 from lib.training.events import PlayEvents
 from lib.training.run import Run
 
@@ -19,8 +20,7 @@ class Bar(tqdm):
     @property
     def format_dict(self) -> dict[str, Any]:
         told: dict[str, Any] = super().format_dict
-        if told["ncols"]:
-            told["prefix"] = told["prefix"][: max(told["ncols"] - len(" || 100%\r") - 1, 0)]
+        told["prefix"] = told["prefix"][: max((told["ncols"] or 80) - len(" |#| 100%\r"), 0)]
         return told
 
 
@@ -64,7 +64,7 @@ class Terminal:
         say(
             f"episode {state.episodes:5,}  reward {state.episode.reward:4.0f}  "
             f"avg {state.avg_reward:6.2f}  frames {state.frames:9,}  {pace:>9}  "
-            f"{clock(state.time_passed)}"
+            f"{timedelta(seconds=int(state.time_passed))}"
         )
 
     def reached(self, engine: Engine) -> None:
@@ -76,11 +76,9 @@ class Terminal:
 
     def trying(self, engine: Engine) -> None:
         """Redraw the bar: nothing else moves until the trial has ended."""
-        self.trial_steps += 1
-        if self.due():
-            trial = engine.state.trial
-            told = f"trial of {plural(trial.games, 'new game')}, step {self.trial_steps:,}"
-            self.draw(told, len(trial.rewards) / trial.games)
+        trial, self.trial_steps = engine.state.trial, self.trial_steps + 1
+        told = f"trial of {plural(trial.games, 'new game')}, step {self.trial_steps:,}"
+        self.draw(told, len(trial.rewards) / trial.games)
 
     def tried(self, engine: Engine) -> None:
         """Say what the agent that would be saved made of its games."""
@@ -92,9 +90,7 @@ class Terminal:
         say(f"trial: won {trial.won} of {trial.games} new games, {told}{end}")
 
     def frames_played(self, engine: Engine) -> None:
-        """Redraw the bar, but not for every frame."""
-        if not self.due():
-            return
+        """Redraw the bar: frames, FPS, and how far the run is."""
         state, done = engine.state, 0.0
         if state.phase == "filling" and self.initial:
             status = f"{state.frames:,} of {self.initial:,} frames"
@@ -114,18 +110,13 @@ class Terminal:
                 done = max(done, way)
         self.draw(f"{self.phase(state)} {status}", done)
 
-    def due(self) -> bool:
-        """Whether to draw the bar again."""
-        now = time.monotonic()
-        if self.bar.disable or now - self.refreshed < REFRESH_SECONDS:
-            return False
-        self.refreshed = now
-        return True
-
     def draw(self, told: str, done: float) -> None:
-        """Draw the bar: words, and a share from 0 to 1."""
-        self.bar.n = min(max(done, 0.0), 1.0)
-        self.bar.set_description_str(told)
+        """Draw the bar, words and a share from 0 to 1, but not for every frame."""
+        now = time.monotonic()
+        if not self.bar.disable and now - self.refreshed >= REFRESH_SECONDS:
+            self.refreshed = now
+            self.bar.n = min(max(done, 0.0), 1.0)
+            self.bar.set_description_str(told)
 
     def phase(self, state: State) -> str:
         """What is done now, in words."""
