@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
