@@ -3,10 +3,12 @@
 OpenCV's ``INTER_AREA`` averages: a pixel of the small picture covers 40/21 columns and 5/2 lines
 of the large one. In units of 1/21 column and 1/2 line all weights are whole numbers and add up to
 200, so whole numbers give what OpenCV's rounding of fractions gives. The exception: where the mean
-lies half way between two greys, OpenCV's sum of 32-bit fractions may fall to either side. In random
-pictures it does so at one of 2,000 pixels, in Pong's it was never seen to.
+lies half way between two greys, OpenCV's sum of 32-bit fractions may fall to either side, so there
+the same sum is made.
 
-Source: Mnih et al., Nature 518 (2015), methods.
+Source: Mnih et al., Nature 518 (2015), methods, but for the order: there the maximum is that of
+colours, and grey comes after it. ALE's vector environment and gymnasium's ``AtariPreprocessing``
+take the maximum of grey pictures, as is done here. They differ where edges overlap.
 """
 
 import numpy as np
@@ -22,8 +24,12 @@ WEIGHTS = COLUMN_UNITS * LINE_UNITS
 FIRST_COLUMN = np.arange(SIZE) * COLUMN_UNITS // 21
 _edges = 21 * (FIRST_COLUMN + np.arange(4)[:, None]) - np.arange(SIZE) * COLUMN_UNITS
 WEIGHT_0, WEIGHT_1, WEIGHT_2 = np.diff(np.clip(_edges, 0, COLUMN_UNITS), axis=0).astype(np.int32)
-# Every weighted sum, divided; halves go to the even number. Looking it up is faster.
-QUOTIENTS = np.rint(np.arange(255 * WEIGHTS + 1) / WEIGHTS).astype(np.uint8)
+# Every weighted sum, divided; -1: half way between two greys. Looking it up is faster.
+QUOTIENTS = np.rint(np.arange(255 * WEIGHTS + 1) / WEIGHTS).astype(np.int16)
+QUOTIENTS[WEIGHTS // 2 :: WEIGHTS] = -1
+# Of a small pixel, as OpenCV has them: the shares of its columns, and of its lines by ``y & 1``.
+COLUMN_SHARES = (np.stack([WEIGHT_0, WEIGHT_1, WEIGHT_2]) / COLUMN_UNITS).astype(np.float32)
+LINE_SHARES = (np.array([[2, 2, 1], [1, 2, 2]]) / LINE_UNITS).astype(np.float32)
 
 
 @compiled
@@ -47,15 +53,18 @@ def shrink(rows_a, row_of_a, rows_b, row_of_b, seen, sums, small):
     first, last = seen
     small[:first] = 0
     small[last:] = 0
+    halves = False  # whether the row above has a mean half way between two greys
     for y in range(first, last):
         top = y * LINE_UNITS >> 1  # the first of three lines
         a0, a1, a2 = row_of_a[top], row_of_a[top + 1], row_of_a[top + 2]
         b0, b1, b2 = row_of_b[top], row_of_b[top + 1], row_of_b[top + 2]
         above = max(y - 1, 0) * LINE_UNITS >> 1
-        if y > first and row_of_a[above] == a2 and row_of_b[above] == b2:  # six lines are alike
+        alike = y > first and row_of_a[above] == a2 and row_of_b[above] == b2  # six lines
+        if alike and not halves:
             for x in range(SIZE):
                 small[y, x] = small[y - 1, x]
             continue
+        halves = False
         weight_0, weight_2 = (1, 2) if y & 1 else (2, 1)
         for x in range(WIDTH):
             pixel_0 = np.int32(max(rows_a[a0, x], rows_b[b0, x]))
@@ -65,4 +74,22 @@ def shrink(rows_a, row_of_a, rows_b, row_of_b, seen, sums, small):
         for x in range(SIZE):
             i = FIRST_COLUMN[x]
             total = WEIGHT_0[x] * sums[i] + WEIGHT_1[x] * sums[i + 1] + WEIGHT_2[x] * sums[i + 2]
-            small[y, x] = QUOTIENTS[total]
+            quotient = QUOTIENTS[total]
+            if quotient < 0:
+                halves = True
+                quotient = half_way(rows_a, row_of_a, rows_b, row_of_b, y, x)
+            small[y, x] = quotient
+
+
+@compiled
+def half_way(rows_a, row_of_a, rows_b, row_of_b, y, x):
+    """A small pixel of ``shrink``, as OpenCV sums and rounds it: in float32, columns first."""
+    top, total = y * LINE_UNITS >> 1, np.float32(0)
+    for i in range(3):
+        a, b, mean = row_of_a[top + i], row_of_b[top + i], np.float32(0)
+        for k in range(3):
+            column = min(FIRST_COLUMN[x] + k, WIDTH - 1)  # the one beyond has no weight
+            pixel = max(rows_a[a, column], rows_b[b, column])
+            mean += COLUMN_SHARES[k, x] * np.float32(pixel)
+        total += LINE_SHARES[y & 1, i] * mean
+    return int(np.rint(total))

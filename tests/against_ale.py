@@ -1,8 +1,9 @@
 """Hold the emulator against ALE: no byte may differ.
 
-``compare_frames`` holds it against ``ale_py.ALEInterface``: RAM, pixels, points and ends after
-every emulated frame. ``compare_steps`` holds it against ``ale_py.AtariVectorEnv``: what every step
-of many games returns, with any settings. The first difference is an error that says where it is.
+``compare_frames`` holds it against ``ale_py.ALEInterface``: RAM, pixels, what an agent would see,
+points and ends after every emulated frame. ``compare_steps`` holds it against
+``ale_py.AtariVectorEnv``: what every step of many games returns, with any settings. The first
+difference is an error that says where it is.
 """
 
 from collections import Counter
@@ -11,6 +12,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 from ale_py import ALEInterface, AtariVectorEnv, LoggerMode, roms
 from gymnasium.vector import AutoresetMode
@@ -96,7 +98,7 @@ def compare_frames(player: Player, frames: int, ram: dict[int, int] | None = Non
     settings = {"stack": 1, "threads": 1, "frame_skip": 1, "max_pool": False, "noop_max": 0}
     own, ale = PongVectorEnv(2, render_mode="rgb_array", **settings), ale_game()
     actions, over = ale.getMinimalActionSet(), True
-    own.reset()
+    seen, _ = own.reset()
     for frame in range(frames):
         where = f"emulated frame {frame:,}"
         if over:
@@ -106,12 +108,14 @@ def compare_frames(player: Player, frames: int, ram: dict[int, int] | None = Non
             ale.act(actions[FIRE])
         _same(where, "RAM", ale.getRAM(), own.ram[1])
         _same(where, "the screen", ale.getScreen(), own.screen(1))
+        small = cv2.resize(ale.getScreenGrayscale(), (84, 84), interpolation=cv2.INTER_AREA)
+        _same(where, "the observation", small, seen[1, 0])
         if frame % 16 == 0:
             _same(where, "the picture", ale.getScreenRGB(), own.render()[1])
         if frame % 4 == 0:
             (action,) = player(own.ram[1:])
         points = ale.act(actions[action])
-        _, (_, own_points), (_, over), *_ = own.step([NOOP, action])
+        seen, (_, own_points), (_, over), *_ = own.step([NOOP, action])
         _same(where, "points", points, own_points)
         _same(where, "the end", ale.game_over(), over)
         tally["points"] += abs(points)
