@@ -93,14 +93,14 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
 
     Args:
         num_envs: games played at once.
-        seed: game ``i`` is seeded with ``seed + i``, or a seed for each; None for chance. ``reset``
-            may change it.
+        seed: game ``i`` is seeded with ``seed + i``, or a seed for each, below 2**31; None for
+            chance. ``reset`` may change it.
         device: cpu; or cuda, then arrays are torch tensors there (see ``cuda.py``).
         threads: of the CPU that play, outside of the interpreter's lock; 0 for one per core. A
             single one is the caller's own.
         stack: frames of an observation; a new game begins with black ones.
         frame_skip: emulated frames of a frame: how long an action is held.
-        max_pool: see the maximum of the last two emulated frames, not the last one alone.
+        max_pool: see the maximum of the last two emulated frames in grey, not the last one alone.
         noop_max: games begin with FIRE and up to so many emulated frames, less two, of doing
             nothing.
         reward_clipping: rewards as their sign.

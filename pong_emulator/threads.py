@@ -10,7 +10,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from gymnasium.error import NoAsyncCallError
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 
 from .games import Scratch, reset_games, scratch, step_games
 from .pong import ACTIONS
@@ -112,6 +112,21 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         """``send`` and ``recv``; this thread plays a share itself, as handing it on takes 40 us."""
         self._begin("step", actions, own=self._shares[-1:])
         return self.recv()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: all but the threads; a copy of the games has its own.
+
+        Raises:
+            AlreadyPendingCallError: ``recv`` was not called.
+        """
+        if self._playing:
+            raise AlreadyPendingCallError("copy: call recv first, the games are on", "copy")
+        wait(self._handed_on)
+        return {k: v for k, v in vars(self).items() if k not in ("_pool", "_handed_on")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin_threads()
 
     def _begin_threads(self) -> None:
         self._pool, self._process = ThreadPoolExecutor(len(self._shares), "pong"), os.getpid()

@@ -114,15 +114,16 @@ class BasePongVectorEnv(VectorEnv):
     def _seed(self, seed: Seed | None) -> None:
         """Seed all games: each with its own number, or with the first one's plus its place."""
         if seed is None:
-            seed = np.random.SeedSequence().generate_state(1)[0]
+            seed = np.random.SeedSequence().generate_state(1)[0] >> 2
         seeds = np.asarray(seed)
+        last = MOST if seeds.ndim else MOST - self.num_envs + 1  # ALE refuses larger ones, too
         whole = seeds.dtype.kind in "iu"
-        if not whole or (seeds.size and not 0 <= seeds.min() <= seeds.max() < 2**63):
-            raise ValueError(f"seed is {seed!r}, and must be a whole number from 0 to 2**63 - 1")
+        if not whole or (seeds.size and not 0 <= seeds.min() <= seeds.max() <= last):
+            raise ValueError(f"seed is {seed!r}, and must be a whole number from 0 to {last:,}")
         seeds = seeds.astype(np.int64)
         if seeds.shape not in ((), (self.num_envs,)):
             raise ValueError(f"seed has the shape {seeds.shape}: give one, or {self.num_envs}")
-        self._seeds = (seeds if seeds.ndim else seeds + np.arange(self.num_envs)) % 2**32
+        self._seeds = seeds if seeds.ndim else seeds + np.arange(self.num_envs)
         self._state[NOOPS_DRAWN] = 0
         self._draw_noops(DRAWS)
 

@@ -2,7 +2,10 @@
 
 import multiprocessing
 import os
+import pickle
 import threading
+from collections.abc import Callable
+from copy import deepcopy
 from itertools import cycle
 from pathlib import Path
 
@@ -46,7 +49,10 @@ def test_every_emulated_frame_is_that_of_ale() -> None:
 
 
 def test_long_games_are_those_of_ale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After some 65,200 emulated frames the program shows the game in ever other colours."""
+    """After some 65,200 emulated frames the program shows the game in ever other colours.
+
+    Some make means half way between two greys, which OpenCV rounds up or down.
+    """
     late = vector_env.new_game()
     late[CLOCK] = 255
     monkeypatch.setattr(vector_env, "new_game", lambda: late)
@@ -213,6 +219,20 @@ def test_nobody_else_has_the_arrays_of_the_games(number: int) -> None:
         assert np.array_equal(before, kept), "a step leaves the arrays of the last one alone"
 
 
+@pytest.mark.parametrize("copy", [deepcopy, lambda games: pickle.loads(pickle.dumps(games))])
+def test_a_copy_of_games_goes_on_as_they_do(copy: Callable) -> None:
+    games = envs()
+    games.reset(seed=2**31 - 4)
+    games.step(RANDOM[0])
+    other = copy(games)
+    for actions in RANDOM[:300]:
+        assert all(map(np.array_equal, games.step(actions)[:4], other.step(actions)[:4]))
+    games.send(RANDOM[0])
+    with pytest.raises(AlreadyPendingCallError, match="call recv first"):
+        copy(games)
+    games.recv()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 def test_games_go_on_in_a_fork() -> None:
     games, (ours, theirs) = envs(), multiprocessing.Pipe()
@@ -250,6 +270,7 @@ def test_what_is_no_action_is_refused_in_one_line(actions: object) -> None:
         *(("threads", -1), ("noop_max", -1), ("max_num_frames_per_episode", 2**31)),
         *(("num_envs", 2.0), ("frame_skip", 4.0), ("frame_skip", True)),
         *(("seed", seed) for seed in ([1, 2], 1.7, True, 2**63, [0, 1, 2, -1])),
+        *(("seed", seed) for seed in (2**31 - 3, [0, 1, 2, 2**31])),  # ALE refuses them, too
         *(("render_mode", "human"), ("device", "mps"), ("device", "cudax")),
         *(("rows", rows) for rows in ((5, 5), (0, 85), (-1, 3), (0.5, 3), (1, 2, 3), 5)),
     ],
