@@ -41,7 +41,7 @@ class Options(WrapperOptions):
 
 
 def make_env(hp: Options) -> gym.Env:
-    env = make_atari(hp.env, noop_max=hp.noop_max, max_pool=hp.max_pool)
+    env = make_atari(hp.env, noop_max=hp.noop_max, skip=hp.skip, max_pool=hp.max_pool)
     kept = {name: getattr(hp, name) for name in ("episodic_life", "fire_reset", "clip_reward")}
     return wrap_deepmind(env, stack=hp.stack, resize=hp.resize, **kept)
 

@@ -4,8 +4,9 @@
 max-pooling, resizing. It holds no interpreter lock. Its step has two halves: the rung sends the
 actions, learns from the last transitions, and only then receives the new frames. So on a GPU
 playing costs time only if it takes longer than the update; on a CPU they share the cores. One
-forward pass gives the actions for all games. Network, loss and preprocessing are those of
-02_n_envs.py, but a lost life is followed by no FIRE.
+forward pass gives the actions for all games. Network and loss are those of 02_n_envs.py. Its
+preprocessing differs in two ways: the maximum of two frames is that of grey ones, where 02 has that
+of colours (at edges up to 16 greys), and a lost life is followed by no FIRE.
 
 The book ends before this rung, and those that follow.
 """
@@ -36,6 +37,7 @@ class Options(ReplayOptions):
 
     envs: int = option(8, "environments, stepped together", 1, 256, group="playing")
     stack: int = option(4, "stacked frames per state", 1, 16, group="wrappers")
+    vector_env = True  # states are those of ALE's vector environment, not those of wrappers
 
 
 def train(hp: Options, run: Run) -> None:

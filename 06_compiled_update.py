@@ -37,6 +37,7 @@ class Options(PrecisionOptions, ReplayOptions):
 
     envs: int = option(8, "environments, stepped together", 1, 256, group="playing")
     stack: int = option(4, "stacked frames per state", 1, 16, group="wrappers")
+    vector_env = True  # states are those of ALE's vector environment, not those of wrappers
 
 
 def train(hp: Options, run: Run) -> None:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -14,15 +15,24 @@ from test_handlers import curve, play
 
 import pong_emulator
 from lib.envs.experience import Episode
-from lib.envs.preprocessing import PONG_ROWS
+from lib.envs.preprocessing import PONG_ROWS, Preprocessing
 from lib.learning.dqn_model import DQN, DuelingDQN
 from lib.training import evaluation, handlers
 from lib.training.checkpoints import SETTINGS, CheckpointError, describe_settings
-from lib.training.evaluation import Trial, load_agent, make_env, make_games, play_games, try_agent
+from lib.training.evaluation import (
+    Trial,
+    load_agent,
+    make_env,
+    make_games,
+    play_game,
+    play_games,
+    try_agent,
+)
 from lib.training.options import WrapperOptions
 from lib.training.run import Run
 from lib.training.speedrun_options import EmulatorOptions, SpeedrunOptions
 from lib.training.terminal import Terminal
+from pong_emulator.threads import ThreadedPongVectorEnv
 
 PONG = EmulatorOptions(trial_games=3).settled()
 
@@ -52,7 +62,7 @@ def test_who_never_moves_loses_every_game(run, monkeypatch, capsys) -> None:
     assert (seen[0], seen[-1]) == (3, min(seen))
     out, err = capsys.readouterr()
     games, rewards, sticky, sticky_rewards = out.splitlines()
-    assert games == "games after up to 30 no-ops, epsilon 0.01:"
+    assert games == "games after FIRE and up to 28 no-ops, epsilon 0.01:"
     assert rewards.startswith("3 games, mean -21.00, ")
     assert sticky == "sticky actions (0.25), not required, epsilon 0.01:"
     assert sticky_rewards.startswith("2 games, mean -21")
@@ -94,8 +104,8 @@ SMALL = DuelingDQN((2, 30, 42), 3)
 @pytest.mark.parametrize(
     ("network", "script", "options", "seen"),
     [
-        (NATURE, "04_new_wrappers_n_env", WrapperOptions(), ((0, 84), None, False)),
-        (SMALL, "07_speedrun", SpeedrunOptions(), (PONG_ROWS, (0, 2, 3), True)),
+        (NATURE, "04_new_wrappers_n_env", WrapperOptions(skip=2), ((0, 84), None, False, False)),
+        (SMALL, "07_speedrun", SpeedrunOptions(), (PONG_ROWS, (0, 2, 3), True, True)),
     ],
 )
 def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, options, seen):
@@ -104,12 +114,19 @@ def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, option
         kept = {SETTINGS: describe_settings(run, network), "net": network.state_dict()}
     loaded, preprocessing = load_agent(kept)
     assert preprocessing == options.preprocessing
-    assert (preprocessing.rows, preprocessing.actions, preprocessing.max_pool) == seen
+    assert (
+        preprocessing.rows, preprocessing.actions, preprocessing.max_pool, preprocessing.vector_env
+    ) == seen  # fmt: skip
     env = make_env(preprocessing)
     state, _ = env.reset(seed=0)
     frames = torch.from_numpy(np.asarray(state))[None]
     assert torch.equal(loaded(frames), network(frames))
     assert loaded(frames).shape == (1, env.action_space.n)
+    assert env.get_wrapper_attr("skip") == preprocessing.skip
+
+    for name in ("vector_env", "skip", "episodic_life"):  # earlier versions did not say it
+        del kept[SETTINGS]["preprocessing"][name]
+    assert load_agent(kept)[1] == replace(preprocessing, skip=4)
 
     # The average of a speedrun is its trained agent.
     average = {name: weight / 2 for name, weight in network.state_dict().items()}
@@ -137,14 +154,32 @@ def test_a_trial_ends_with_a_lost_game_or_a_signal(interrupted, run):
     assert list(trial.rewards) == [] if interrupted else min(trial.rewards) <= -19
 
 
-def test_every_trial_has_games_of_its_own(run, monkeypatch):
-    seeds = Mock(side_effect=LookupError)
-    monkeypatch.setattr(evaluation, "make_games", lambda _, part: seeds(*part))
+def test_every_trial_has_games_of_its_own_and_starts_that_training_has_not(run, monkeypatch):
+    trials, reset = [], ThreadedPongVectorEnv.reset
+
+    def note(games: ThreadedPongVectorEnv, seed: np.ndarray) -> None:
+        begun = reset(games, seed=seed)[1]["episode_frame_number"].tolist()
+        trials.append((set(seed.tolist()), max(begun)))
+        raise LookupError
+
+    monkeypatch.setattr(ThreadedPongVectorEnv, "reset", note)
+    run.hp = replace(PONG, trial_games=64)
     for frames in (0, 1):
         with pytest.raises(LookupError):
             try_agent(plays_badly, SimpleNamespace(state=SimpleNamespace(frames=frames)), run)
-    one, other = (set(call.args) for call in seeds.call_args_list)
+    (one, longest), (other, _) = trials
     assert not one & other
+    assert 29 < longest <= 59  # FIRE is one of these emulated frames
+
+
+@pytest.mark.parametrize("vector_env", [False, True])
+def test_fire_follows_a_lost_life_where_it_did_in_training(vector_env):
+    preprocessing = Preprocessing("BreakoutNoFrameskip-v4", vector_env=vector_env)
+    env = make_env(preprocessing, max_num_frames_per_episode=3_200)
+    stays = Mock(temperature=0.0, side_effect=lambda states: torch.eye(1, 4))
+    game = play_game(env, stays, 0.0, 0)
+    assert game.reward >= 0
+    assert (game.steps < 500) == (not vector_env), "else it waits for a FIRE until it is cut short"
 
 
 ALL_BUT_ONE = [20.0] * 63

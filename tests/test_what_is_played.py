@@ -44,11 +44,13 @@ def played(script: str, folder: Path, **settings: float) -> list[np.ndarray]:
     iterate, receive = ExperienceSource.__iter__, StackedVectorEnv.recv
 
     def look_at(source: ExperienceSource) -> Iterator[list[Transitions]]:
+        assert not options.preprocessing.vector_env  # so play.py shows what was learned from
         for steps in iterate(source):
             see(*steps)
             yield steps
 
     def look(envs: StackedVectorEnv) -> VectorStep:
+        assert options.preprocessing.vector_env
         see(step := receive(envs))
         return step
 

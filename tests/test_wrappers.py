@@ -1,6 +1,7 @@
 """The wrappers, against hand-made environments and against gymnasium's own."""
 
 import runpy
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -24,7 +25,9 @@ from lib.envs.atari_wrappers import (
     wrap_deepmind,
 )
 from lib.envs.experience import Episode, ExperienceSource
+from lib.envs.preprocessing import Preprocessing
 from lib.envs.resumable import ResumableEnv
+from lib.training.evaluation import make_env
 
 PONG = "PongNoFrameskip-v4"
 
@@ -93,8 +96,8 @@ def test_whole_games_survive_lives_and_clipping():
     steps = [next(source)[0] for _ in range(6)]
     assert [step.rewards.item() for step in steps] == [1.0] * 6
     assert [step.terminated.item() for step in steps] == [False, True, True] * 2
-    # Five steps of 5 points, two of them no-ops after a lost life; the last one ends the game.
-    assert [step.episodes[0] for step in steps] == [None, None, Episode(25.0, 5)] * 2
+    # Five steps of 5 points; two of them, no-ops after a lost life, are not the agent's.
+    assert [step.episodes[0] for step in steps] == [None, None, Episode(25.0, 3)] * 2
     assert (inner.actions, inner.resets) == ([2, 2, 0, 2, 0] * 2, 3)
     assert [frame.max() for step in steps for frame in step.first_frames] == [0, 3, 0, 3]
 
@@ -124,27 +127,31 @@ def test_every_resizer_makes_a_small_grey_picture():
 
 
 def test_pictures_equal_gymnasiums_pixel_for_pixel():
-    def make() -> gym.Env:
-        return gym.make(PONG, obs_type="grayscale")
-
+    """Where agents of vector environments are played; wrappers take the maximum of colours."""
     # no-ops off: the two draw their number differently from the same seed
-    reference = AtariPreprocessing(make(), noop_max=0, frame_skip=4, screen_size=84)
+    reference = AtariPreprocessing(gym.make(PONG), noop_max=0, frame_skip=4, screen_size=84)
     reference = FrameStackObservation(reference, 4, padding_type="reset")
-    ours = FrameStack(ImageToPyTorch(WarpFrame(Skip(make(), 4))), 4)
+    played = Preprocessing(PONG, vector_env=True, noop_max=0, fire_reset=False)
+    ours, coloured = make_env(played), make_env(replace(played, vector_env=False))
+    coloured.reset(seed=1)
     expected, _ = reference.reset(seed=1)
     observation, _ = ours.reset(seed=1)
     assert np.array_equal(observation, expected)
     actions = np.random.default_rng(0).integers(6, size=1_000)
-    over = 0
+    over, edges = 0, 0
     for action in actions:
+        coloured_now = coloured.step(action)[0]
         expected, *expected_rest = reference.step(action)
         observation, *rest = ours.step(action)
         assert rest[:3] == expected_rest[:3]
+        edges = max(edges, np.abs(coloured_now - observation.astype(int)).max())
         if rest[1]:  # a game over within the skip: gymnasium shows frames of the step before
             over += 1
             expected, observation = reference.reset()[0], ours.reset()[0]
+            coloured.reset()
         assert np.array_equal(observation, expected)
     assert over
+    assert 0 < edges <= 16
 
 
 def test_frame_stack_shares_its_frames():
@@ -183,10 +190,13 @@ def test_every_choice_of_04_is_a_flag(script):
     assert str(env).startswith(usual)
     assert not env.get_wrapper_attr("max_pool")
     switched = dict.fromkeys(("episodic_life", "fire_reset", "clip_reward"), False)
-    switched |= {"noop_max": 5, "max_pool": True, "stack": 3, "resize": "opencv-nearest"}
+    switched |= {"noop_max": 5, "max_pool": True, "stack": 3, "resize": "opencv-nearest", "skip": 2}
     env = make_env(options(**switched))
     kinds = "<FrameStack<ImageToPyTorch<WarpFrame<RecordEpisodeStatistics<Skip<NoopReset<"
     assert str(env).startswith(kinds)
-    assert [env.get_wrapper_attr(name) for name in ("noop_max", "max_pool")] == [5, True]
+    seen = [env.get_wrapper_attr(name) for name in ("noop_max", "max_pool", "skip")]
+    assert seen == [5, True, 2]
+    with pytest.raises(ValueError, match="give skip instead"):  # it would be 16 frames
+        make_atari(PONG, frameskip=4)
     assert env.get_wrapper_attr("resize") is RESIZERS["opencv-nearest"]
     assert env.observation_space.shape == (3, 84, 84)

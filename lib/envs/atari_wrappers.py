@@ -51,7 +51,10 @@ class Skip(gym.Wrapper):
     """Repeat every action ``skip`` times, sum the rewards and return the last frame.
 
     With ``max_pool`` it is the pixelwise maximum of the last two: the Atari 2600 draws some objects
-    in every other frame only, and the maximum shows them all.
+    in every other frame only, and the maximum shows them all. Of colour frames it is the maximum of
+    each colour, and grey comes after it, as in the Nature paper, ptan and Stable-Baselines3. ALE's
+    vector environment and gymnasium's ``AtariPreprocessing`` take the maximum of grey frames, which
+    differs by up to 16 greys at edges; ``obs_type="grayscale"`` gives theirs.
 
     >>> env = Skip(gym.make("PongNoFrameskip-v4"), skip=4, max_pool=True)
     """
@@ -250,7 +253,9 @@ class FrameStack(gym.Wrapper):
         return LazyFrames(self._frames), float(reward), terminated, truncated, info
 
 
-def make_atari(env_id: str, *, noop_max: int = 30, max_pool: bool = True, **kwargs: Any) -> gym.Env:
+def make_atari(
+    env_id: str, *, noop_max: int = 30, skip: int = 4, max_pool: bool = True, **kwargs: Any
+) -> gym.Env:
     """Make an Atari game that counts in agent steps and reports whole games.
 
     When a game ends, ``info["episode"]`` has its true reward ``r`` and its length ``l`` in agent
@@ -259,17 +264,20 @@ def make_atari(env_id: str, *, noop_max: int = 30, max_pool: bool = True, **kwar
     Args:
         env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
         noop_max: begin with 1 to this many no-ops; 0: none.
+        skip: emulated frames of an agent step.
         max_pool: the maximum of the last two skipped frames, not the last one alone.
         kwargs: passed to ``gymnasium.make``.
 
     Raises:
-        ValueError: if there is no such game.
+        ValueError: if there is no such game, or ALE would skip frames of its own.
     """
     check_env_id(env_id)
+    if "frameskip" in kwargs:
+        raise ValueError("frameskip would come on top of the frame skip here: give skip instead")
     env = gym.make(env_id, **kwargs)
     if noop_max:
         env = NoopReset(env, noop_max)
-    return RecordEpisodeStatistics(Skip(env, max_pool=max_pool))
+    return RecordEpisodeStatistics(Skip(env, skip, max_pool))
 
 
 def wrap_deepmind(

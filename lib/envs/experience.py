@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from lib.envs.resumable import ResumableEnv
+from lib.envs.resumable import RESET, ResumableEnv
 from lib.seeds import game_seeds
 
 
@@ -14,7 +14,7 @@ class Episode(NamedTuple):
     """A whole game, with unclipped reward and across lives."""
 
     reward: float  # unclipped, lives included
-    steps: int  # frames, i.e. agent steps
+    steps: int  # the agent's frames; a FIRE, or no-op, that a wrapper plays is none
 
 
 class Transitions(NamedTuple):
@@ -56,6 +56,7 @@ class ExperienceSource:
         self.agent, self.seed, self.steps = agent, seed, steps
         self._states: list[Any] = []
         self._begins = np.ones(len(envs), dtype=bool)  # whether the next step begins an episode
+        self._frames = np.zeros(len(envs), dtype=np.int64)  # of the current game
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: how to get back into the current games."""
@@ -66,6 +67,8 @@ class ExperienceSource:
         games = zip(self.envs, state["games"], strict=True)
         self._states = [env.play_again(game) for env, game in games]
         self._begins = np.array(state["begins"])
+        played = [np.array(game["actions"]) != RESET for game in state["games"]]
+        self._frames = np.array([actions.sum() for actions in played])
 
     def __iter__(self) -> Iterator[list[Transitions]]:
         if not self._states:
@@ -85,11 +88,13 @@ class ExperienceSource:
         for i, env in enumerate(self.envs):
             states[i], rewards[i], terminated[i], truncated, info = env.step(int(actions[i]))
             frames.append(states[i].frames[-1])
+            self._frames[i] += 1
             self._begins[i] = terminated[i] or truncated
             if self._begins[i]:
                 states[i], reset_info = env.reset()
                 info = reset_info | info
             ended = info.get("episode")  # from RecordEpisodeStatistics
-            episodes.append(Episode(float(ended["r"]), int(ended["l"])) if ended else None)
+            episodes.append(Episode(float(ended["r"]), int(self._frames[i])) if ended else None)
+            self._frames[i] *= not ended
         new_frames = np.concatenate(frames)
         return Transitions(actions, rewards, terminated, new_frames, begins, first_frames, episodes)

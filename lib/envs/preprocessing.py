@@ -18,7 +18,12 @@ class Preprocessing:
 
     Args:
         env: a NoFrameskip game, such as PongNoFrameskip-v4.
-        max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
+        vector_env: states are those of ALE's vector environment, which our emulator plays, too: the
+            maximum is that of two grey frames, and FIRE is pressed at the start of a game alone.
+            Else they are those of ``lib.envs.atari_wrappers``: the maximum of two colour frames,
+            then grey, and FIRE after a lost life, too.
+        skip: emulated frames of a frame.
+        max_pool: the maximum of the last two of these, not the last one alone.
         stack: frames of a state.
         resize: a key of ``lib.envs.atari_wrappers.RESIZERS``.
         rows: the rows of the 84 that a state shows: the first, and the one after the last.
@@ -27,9 +32,12 @@ class Preprocessing:
         half: whether states show means of 2x2 pixels, a quarter of the data.
         noop_max: games begin with 1 to this many no-ops; 0: with none.
         fire_reset: games begin with FIRE, where the game has it.
+        episodic_life: a lost life ends the episode.
     """
 
     env: str
+    vector_env: bool = False
+    skip: int = 4
     max_pool: bool = True
     stack: int = 4
     resize: str = "opencv-area"
@@ -38,6 +46,7 @@ class Preprocessing:
     half: bool = False
     noop_max: int = 30
     fire_reset: bool = True
+    episodic_life: bool = True
 
     def seen(self, frames: Any) -> Any:
         """What a state shows of frames: uint8 (..., 84, 84), of NumPy or torch, cut and shrunk."""

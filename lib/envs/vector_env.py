@@ -38,7 +38,12 @@ class VectorStep(NamedTuple):
 
 
 def ale_games(
-    env_id: str, num_envs: int, threads: int = 0, max_pool: bool = True, sticky: float = 0.0
+    env_id: str,
+    num_envs: int,
+    threads: int = 0,
+    max_pool: bool = True,
+    sticky: float = 0.0,
+    noop_max: int = 30,
 ) -> AtariVectorEnv:
     """Games in ALE's C++ threads.
 
@@ -46,8 +51,10 @@ def ale_games(
         env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
         num_envs: number of games.
         threads: number of emulating threads; 0: one per core.
-        max_pool: the maximum of the last two of the 4 skipped frames, not the last one alone.
+        max_pool: the maximum of the last two of the 4 skipped frames, in grey, not the last one
+            alone. (The wrappers of ``lib.envs.atari_wrappers`` take it in colour.)
         sticky: probability that the last action is held for another emulated frame.
+        noop_max: games begin with FIRE, and then with up to this many no-ops, less two.
     """
     return AtariVectorEnv(
         gym.spec(env_id).kwargs["game"],
@@ -56,21 +63,25 @@ def ale_games(
         stack_num=1,
         maxpool=max_pool,
         repeat_action_probability=sticky,
+        noop_max=noop_max,
         reward_clipping=False,  # episodes are reported unclipped
         autoreset_mode=AutoresetMode.SAME_STEP,
     )
 
 
-def fast_games(env_id: str, num_envs: int, max_pool: bool, threads: int = 0) -> Any:
+def fast_games(
+    env_id: str, num_envs: int, max_pool: bool, threads: int = 0, noop_max: int = 30
+) -> Any:
     """Pong played by ``pong_emulator``, where Numba can compile it; else ``ale_games``.
 
     Both play the same games, pixel for pixel. So players of both kinds can play together.
     """
     if _is_emulated(env_id):
         return pong_emulator.PongVectorEnv(
-            num_envs, threads=threads or cores(), stack=1, max_pool=max_pool, reward_clipping=False
-        )
-    return ale_games(env_id, num_envs, threads, max_pool)
+            num_envs, threads=threads or cores(), stack=1, max_pool=max_pool,
+            noop_max=noop_max, reward_clipping=False,
+        )  # fmt: skip
+    return ale_games(env_id, num_envs, threads, max_pool, noop_max=noop_max)
 
 
 def preparing_fast_games(env_id: str) -> AbstractContextManager[None]:

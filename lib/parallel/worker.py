@@ -21,6 +21,7 @@ from lib.training.options import ReplayOptions, of_playing, of_wrappers
 class ClusterOptions(ReplayOptions):
     """Settings of rungs whose players are Ray actors; another cluster may resume a run."""
 
+    vector_env = True  # states are those of ALE's vector environment, not those of wrappers
     address: str = of_playing(
         "", "host:port of the Ray cluster to join (default: start Ray here)", free=True
     )

@@ -34,6 +34,7 @@ from lib.training.run import Run
 from lib.transfer import upload
 
 EPISODES = 30
+TRIAL_NOOP_MAX = 60  # twice that of training, so that half of the starts are new ones
 EPSILON = 0.01
 SEED = 1_000_000  # of the first game; all games of training have larger ones
 STICKY_EPISODES = 16  # in ALE: 14 CPU-seconds; 64 would take 50
@@ -41,12 +42,16 @@ STICKY = 0.25  # as in ALE/Pong-v5
 
 
 def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
-    """A single environment for evaluation; losing a life ends no episode. It gets ``kwargs``."""
+    """A single environment for evaluation, with the states of training. ALE gets ``kwargs``."""
     p = preprocessing
-    game = make_atari(p.env, noop_max=p.noop_max, max_pool=p.max_pool, **kwargs)
-    without = dict.fromkeys(("episodic_life", "clip_reward"), False)
-    env: gym.Env = wrap_deepmind(
-        game, fire_reset=p.fire_reset, resize=p.resize, stack=p.stack, **without
+    kwargs |= {"obs_type": "grayscale"} if p.vector_env else {}
+    env = wrap_deepmind(
+        make_atari(p.env, noop_max=p.noop_max, skip=p.skip, max_pool=p.max_pool, **kwargs),
+        episodic_life=p.episodic_life and not p.vector_env,
+        fire_reset=p.fire_reset,
+        resize=p.resize,
+        clip_reward=False,
+        stack=p.stack,
     )
     space, actions = env.observation_space, p.actions
     assert isinstance(space, Box)
@@ -58,11 +63,15 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
 
 
 def make_games(
-    preprocessing: Preprocessing, seeds: np.ndarray, sticky: float = 0.0
+    preprocessing: Preprocessing,
+    seeds: np.ndarray,
+    sticky: float = 0.0,
+    noop_max: int = Preprocessing.noop_max,
 ) -> StackedVectorEnv:
-    """Games with ALE's standard starts, to play at once: one for each of the seeds, int64 (n,)."""
+    """Games with ALE's kind of start, to play at once: one for each of the seeds, int64 (n,)."""
     make = partial(ale_games, sticky=sticky) if sticky else fast_games
-    games = make(preprocessing.env, len(seeds), max_pool=preprocessing.max_pool)
+    p = preprocessing
+    games = make(p.env, len(seeds), max_pool=p.max_pool, noop_max=noop_max)
     return StackedVectorEnv(games, preprocessing, seeds)
 
 
@@ -118,14 +127,17 @@ def choose(
 def play_game(env: gym.Env, network: DQN, epsilon: float, seed: int) -> Episode:
     """Play one game of ``make_env`` to its end on the CPU, as ``play_games`` plays a game."""
     random = stream(seed, ACTIONS)
-    state, _ = env.reset(seed=seed)
-    while True:
+    state, info = env.reset(seed=seed)
+    steps = 0
+    while "episode" not in info:
         with torch.no_grad():
             values = network(torch.from_numpy(state[None]))[0].numpy()
         action = choose(values, epsilon, network.temperature, random)
         state, _, terminated, truncated, info = env.step(action)
-        if terminated or truncated:
-            return Episode(float(info["episode"]["r"]), int(info["episode"]["l"]))
+        steps += 1
+        if (terminated or truncated) and "episode" not in info:  # a life is lost
+            state, info = env.reset()
+    return Episode(float(info["episode"]["r"]), steps)
 
 
 def evaluate(q_function: QFunction, run: Run) -> None:
@@ -139,8 +151,9 @@ def evaluate(q_function: QFunction, run: Run) -> None:
     if run.signal is not None:
         say("no games after training: the run was interrupted")
         return
+    most = Preprocessing.noop_max - 2  # ALE draws 0 to 29 emulated frames, FIRE among them
     for tag, title, count, sticky in (
-        ("reward", f"games after up to {Preprocessing.noop_max} no-ops", EPISODES, 0.0),
+        ("reward", f"games after FIRE and up to {most} no-ops", EPISODES, 0.0),
         ("sticky_reward", f"sticky actions ({STICKY:g}), not required", STICKY_EPISODES, STICKY),
     ):
         games = make_games(run.hp.preprocessing, SEED + np.arange(count), sticky)
@@ -193,7 +206,8 @@ class Trial:
 def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
     """Play ``--trial-games`` new games at once, with epsilon 0.01; signals end them, too.
 
-    The seed and the frame of the engine decide which games.
+    The seed and the frame of the engine decide which games. They begin with FIRE and up to 58
+    no-ops: with up to 28, as in training, they would all have starts that the agent has learned.
     """
     options = run.hp
     seeds = game_seeds(options.seed, options.trial_games, TRIAL, engine.state.frames)
@@ -204,7 +218,8 @@ def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
     torch.set_num_threads(1)  # for so few states the others would only take cores from the games
     # In two parts: one is played while the agent chooses the actions of the other.
     parts = np.array_split(seeds, min(2, len(seeds)))
-    played = (play_games(make_games(options.preprocessing, part), *settings) for part in parts)
+    make = partial(make_games, options.preprocessing, noop_max=TRIAL_NOOP_MAX)
+    played = (play_games(make(part), *settings) for part in parts)
     for ended in chain.from_iterable(zip_longest(*played, fillvalue=[])):
         rewards += [game.reward for _, game in ended]
         engine.fire_event(PlayEvents.TRYING)
@@ -243,7 +258,9 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
         )
     told, weights = settings["network"], checkpoint.get("net", {})
     try:
-        preprocessing = Preprocessing(**settings["preprocessing"])
+        # An earlier version did not say it of 05 and those that follow.
+        earlier = {"vector_env": settings["script"] >= "05"}
+        preprocessing = Preprocessing(**earlier | settings["preprocessing"])
         check_env_id(preprocessing.env)
         network = NETWORKS[told["class"]](**told["arguments"])
         # Of 06 to 08: the averaged weights, or those in float32, without the moments of Adam.

@@ -22,7 +22,7 @@ OUTCOME = ["fps", "minutes", "avg_reward", "solved", "frames", "updates", "episo
 OUTCOME += ["reached_frames", "reached_minutes"]
 # Settings that only some rungs have; a test says which are missing here.
 NUMBERS = ["stop_reward", "replay_size", "replay_initial", "target_sync", "envs", "steps"]
-NUMBERS += ["stack", "rollout", "sync_frames", "player_timeout", "noop_max", "max_pool"]
+NUMBERS += ["stack", "rollout", "sync_frames", "player_timeout", "noop_max", "max_pool", "skip"]
 NUMBERS += ["episodic_life", "fire_reset", "clip_reward", "any_game", "learning_rate_final"]
 NUMBERS += ["epochs", "epochs_final", "averaged", "trial_games", "q_lambda"]
 NUMBERS += ["epsilon_floor", "players", "n_steps", "message_steps", "frames_per_update"]

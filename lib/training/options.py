@@ -263,6 +263,7 @@ class WrapperOptions(ReplayOptions):
     """Settings of rungs with cheaper wrappers; each choice can be switched back."""
 
     noop_max: int = of_wrappers(0, "start games with up to this many no-ops (DeepMind: 30)", 0)
+    skip: int = of_wrappers(4, "emulated frames per frame: how long an action is held", 1, 60)
     max_pool: bool = of_wrappers(False, "frame skip takes the maximum of the last two frames")
     episodic_life: bool = of_wrappers(True, "a lost life ends the episode")
     fire_reset: bool = of_wrappers(True, "press FIRE after a reset")

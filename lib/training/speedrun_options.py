@@ -38,6 +38,7 @@ class SpeedrunOptions(PrecisionOptions):
         0.01, "actions are drawn from the softmax of their values by this; 0: greedy", 0, 1
     )
     epsilon_floor: float = of_playing(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
+    vector_env = True  # states are those of ALE's vector environment, not those of wrappers
 
     @property
     def preprocessing(self) -> Preprocessing:
