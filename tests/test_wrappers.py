@@ -6,8 +6,10 @@ from dataclasses import replace
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
 from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from PIL import Image
 
@@ -161,6 +163,19 @@ def test_frame_stack_shares_its_frames():
     assert all(one is two for one, two in zip(first.frames[1:], second.frames[:3], strict=True))
     assert np.asarray(first).shape == env.observation_space.shape == (4, 84, 84)
     assert env.observation_space.contains(np.asarray(second))
+
+
+def test_a_stack_is_used_as_an_array():
+    env = wrap_deepmind(make_atari(PONG))
+    state, _ = env.reset(seed=0)
+    pixels = np.asarray(state)
+    assert (state.shape, state.dtype, len(state)) == ((4, 84, 84), np.uint8, 4)
+    assert np.array_equal(torch.tensor(state), pixels)
+    assert np.array_equal(np.array(state, dtype=np.float32, copy=True), pixels)
+    with pytest.raises(ValueError, match="always a copy"):
+        np.asarray(state, copy=False)
+    assert state == env.reset(seed=0)[0] != env.step(0)[0]
+    check_env(env, skip_render_check=True, skip_close_check=True)
 
 
 @pytest.mark.parametrize("game", ["BeamRider", "Tennis"])

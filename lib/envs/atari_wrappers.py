@@ -212,7 +212,9 @@ class LazyFrames:
     """Stacked frames that are concatenated only when an array is needed.
 
     Consecutive stacks share their frame objects, so a frame is in memory once. ``frames`` gives
-    them without a copy.
+    them without a copy. For who wants arrays alone, as Stable-Baselines3's ``check_env`` does:
+
+    >>> env = gym.wrappers.TransformObservation(env, np.asarray, env.observation_space)
 
     Args:
         frames: arrays of shape (c, height, width), oldest first.
@@ -220,13 +222,30 @@ class LazyFrames:
 
     def __init__(self, frames: Sequence[np.ndarray]) -> None:
         self.frames = tuple(frames)
+        channels, *size = self.frames[0].shape
+        self.shape = (len(self.frames) * channels, *size)
+        self.dtype = self.frames[0].dtype
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        stacked = np.concatenate(self.frames)
-        return stacked if dtype is None else stacked.astype(dtype, copy=False)
+        if copy is False:
+            raise ValueError("an array of LazyFrames is always a copy: use np.asarray(frames)")
+        return np.concatenate(self.frames, dtype=dtype, casting="unsafe")
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def __getitem__(self, index: Any) -> np.ndarray:
         return np.asarray(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all pixels are the same, as of two tuples; arrays compare each by itself."""
+        return isinstance(other, LazyFrames) and np.array_equal(self, other)
+
+    def __dlpack__(self, **how: Any) -> Any:  # torch.tensor(frames); it would take each pixel
+        return np.asarray(self).__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return np.asarray(self).__dlpack_device__()
 
 
 class FrameStack(gym.Wrapper):
