@@ -5,17 +5,21 @@
     python play.py RUN_DIR --episodes 1 --video pong.mp4
     python play.py RUN_DIR --render
 
-RUN_DIR is a checkpoint, or the folder of a run. From a folder, play.py takes the solved checkpoint,
-else the best one, else the latest. Without it, it is the agent in weights/, see its README. The
-environment is the standard single one. Games begin after no-ops, as DeepMind's do. If the agent was
-trained with other starts, it first plays as many games with these.
+RUN_DIR is a checkpoint, or the folder of a run. From a folder, play.py takes
+the solved checkpoint, else the best one, else the latest; the best one, too, if
+it was saved after a solved run was resumed. Without RUN_DIR the agent in
+weights/ plays, see its README. The environment is a single one with the
+preprocessing of training. Games begin after no-ops, as DeepMind's do. If the
+agent was trained with other starts, it first plays as many games with these.
 
     python play.py RUN_DIR --export agent.pt
 
-keeps only what it takes to play: the weights and the preprocessing, without the optimizer.
+keeps only what it takes to play: the weights and the preprocessing, without the
+optimizer.
 """
 
 import argparse
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -33,10 +37,11 @@ from lib.training.checkpoints import (
     SETTINGS,
     CheckpointError,
     find_checkpoint,
+    list_runs,
     read_checkpoint,
     write_checkpoint,
 )
-from lib.training.evaluation import SEED, describe, load_agent, make_env, play_game
+from lib.training.evaluation import SEED, STICKY, describe, load_agent, make_env, play_game
 from lib.training.flags import OneLineParser, number
 
 SHIPPED = Path(__file__).parent / "weights" / "pong.pt"
@@ -71,24 +76,38 @@ def parse() -> argparse.Namespace:
         name = "FILE" if kind is Path else flag[2:].upper()
         parser.add_argument(flag, type=kind, metavar=name, default=default, help=what)
     parser.add_argument("--render", action="store_true", help="show the games in a window")
+    told = f"repeat actions at random (probability {STICKY}), as ALE/Pong-v5 does"
+    parser.add_argument("--sticky", action="store_true", help=told)
     args = parser.parse_args()
-    if args.video and args.video.suffix not in VIDEOS:
+    if args.video and args.video.suffix.lower() not in VIDEOS:
         parser.error(f"--video: {args.video} ends in neither {' nor '.join(VIDEOS)}")
     for flag, file in (("--video", args.video), ("--export", args.export)):
         if file and not os.access(file.absolute().parent, os.W_OK | os.X_OK):
             parser.error(f"{flag}: {file.parent} is not a folder that can be written to")
     if args.video and args.render:
         parser.error("--render: --video cannot show the games at the same time")
-    if args.render and sys.platform == "linux":
-        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            parser.error("--render: there is no display")
+    if args.render and sys.platform == "linux" and not has_display():
+        told = os.environ.get("DISPLAY", "not set")
+        parser.error(f"--render: no display answers (DISPLAY is {told})")
     try:
         args.checkpoint = find_checkpoint(args.run_dir)
         args.contents = read_checkpoint(args.checkpoint)
         args.network, args.preprocessing = load_agent(args.contents)
     except CheckpointError as error:
+        if listed := list_runs(args.run_dir):
+            parser.exit(2, f"{parser.prog}: error: {listed}")
         parser.error(str(error))
     return args
+
+
+def has_display() -> bool:
+    """Whether an X server answers; without one ALE plays on, and nobody sees it."""
+    try:
+        open_display = ctypes.CDLL("libX11.so.6").XOpenDisplay
+    except OSError:
+        return False  # ALE's window needs this library, too
+    open_display.restype = ctypes.c_void_p
+    return open_display(None) is not None
 
 
 class Film(gym.Wrapper):
@@ -101,8 +120,8 @@ class Film(gym.Wrapper):
 
     def __init__(self, env: gym.Env, file: Path) -> None:
         super().__init__(env)
-        self.every, _, settings = VIDEOS[file.suffix]
-        height, width, _ = env.unwrapped.observation_space.shape
+        self.every, _, settings = VIDEOS[file.suffix.lower()]
+        height, width = env.unwrapped.observation_space.shape[:2]
         self.writer = write_frames(file, (width, height), ffmpeg_log_level="error", **settings)
         self.writer.send(None)  # start ffmpeg
         self.steps = 0
@@ -141,8 +160,9 @@ def main() -> None:
     print(f"{args.checkpoint}: {args.contents[SETTINGS]['script']} after {frames:,} frames")
     film = args.video
     for kind, preprocessing in args.preprocessing.starts.items():
-        print(f"games {kind}:")
-        env = make_env(preprocessing, render_mode="human" if args.render else None)
+        print(f"games {kind}{', sticky actions' * args.sticky}:")
+        ale = {"repeat_action_probability": STICKY * args.sticky}
+        env = make_env(preprocessing, render_mode="human" if args.render else None, **ale)
         rewards: list[float] = []
         # One bar for all games: a Ctrl-C that meets the end of a bar's life is lost.
         layout = {"bar_format": "{desc}{n:5.0f}\r", "miniters": 0, "leave": False}
@@ -151,7 +171,7 @@ def main() -> None:
             for number in range(args.episodes):
                 stage = env
                 if film:
-                    stage = Film(make_env(preprocessing, render_mode="rgb_array"), film)
+                    stage = Film(make_env(preprocessing, render_mode="rgb_array", **ale), film)
                 name = f"game {number + 1:3}  score "
                 score.set_description_str(name, refresh=False)
                 score.reset()
@@ -162,7 +182,7 @@ def main() -> None:
                 print(f"{name}{game.reward:5.0f}  steps {game.steps:5,}", flush=True)
                 if film:
                     stage.close()  # completes the file
-                    print(f"{film} shows this game, {VIDEOS[film.suffix][1]}", flush=True)
+                    print(f"{film} shows this game, {VIDEOS[film.suffix.lower()][1]}", flush=True)
                     film = None
         finally:  # also of the games before Ctrl-C
             score.close()

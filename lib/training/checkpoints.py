@@ -25,6 +25,7 @@ from lib.training.run import Run
 
 FOLDER = "checkpoints"
 KINDS = ("solved", "best", "latest", "previous")  # play.py takes the first kind that exists
+NEWEST = 5  # runs to name, where their folder was given in place of one
 SETTINGS = "settings"  # the key of the script and the hyperparameters
 EVENT_FILES = "events.out.tfevents.[1-9]*"  # those of curves, see ``lib.training.hparams``
 REPLAY = ("buffer", "experience")  # to play with an agent takes neither
@@ -40,13 +41,28 @@ class CheckpointError(Exception):
 def find_checkpoint(path: Path, *kinds: str) -> Path:
     """A checkpoint, or the first of these kinds in a run folder; without any, of ``KINDS``.
 
+    Of a run that was solved and then resumed the best one comes first, if it was saved later.
+
     Raises:
         CheckpointError: if there is none.
     """
-    for file in (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds or KINDS)):
-        if file.is_file():
-            return file
-    raise CheckpointError(f"{path} has no checkpoint in a folder {FOLDER}")
+    files = (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds or KINDS))
+    found = [file for file in files if file.is_file()]
+    if not found:
+        raise CheckpointError(f"{path} has no checkpoint in a folder {FOLDER}")
+    if [file.name for file in found[:2]] == ["solved.pt", "best.pt"]:
+        with suppress(CheckpointError):  # the best one is damaged
+            solved, best = (read_checkpoint(file)["progress"]["frames"] for file in found[:2])
+            return found[best > solved]
+    return found[0]
+
+
+def list_runs(folder: Path, script: str = "*") -> str:
+    """The newest runs in a folder, as lines that ask to name one; empty if there are none."""
+    runs = [run.parent for run in folder.glob(f"{script}-*/{FOLDER}")]
+    runs.sort(key=lambda run: (run / FOLDER).stat().st_mtime, reverse=True)
+    names = "".join(f"  {run}\n" for run in runs[:NEWEST])
+    return names and f"name a run in {folder}, the newest are\n{names}"
 
 
 def read_latest(folder: Path) -> tuple[Path, dict[str, Any], str | None]:

@@ -11,13 +11,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lib.training.checkpoints import FOLDER, SETTINGS, CheckpointError, read_checkpoint, read_latest
+from lib.training.checkpoints import (
+    FOLDER,
+    SETTINGS,
+    CheckpointError,
+    list_runs,
+    read_checkpoint,
+    read_latest,
+)
 from lib.training.evaluation import read_agent
 from lib.training.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
 OF_ONE_CALL = ("max_frames", "run_dir", "resume")  # a resumed run does not take them over
-NEWEST = 5  # runs to name, where --resume got their folder
 NEAR = 0.84  # alike enough to be a slip: seeds and --seed are, n-steps and --steps are not
 SYNONYMS = {"gpu": "--cuda", "cpu": "--device cpu", "load": "--init-from", "games": "--episodes"}
 SYNONYMS |= dict.fromkeys(("n-envs", "num-envs"), "--envs")
@@ -109,14 +115,9 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str
     try:
         if message := unwritable("--resume", place):
             parser.error(message)
-        runs = [run.parent for run in place.glob(f"{script}-*/{FOLDER}")]
-        if runs and not (place / FOLDER).is_dir():
-            runs.sort(key=lambda run: (run / FOLDER).stat().st_mtime, reverse=True)
-            parser.exit(
-                2,
-                f"{parser.prog}: error: --resume: name a run in {folder}, the newest are\n"
-                + "".join(f"  {run}\n" for run in runs[:NEWEST]),
-            )
+        listed = list_runs(place, script)
+        if listed and not (place / FOLDER).is_dir():
+            parser.exit(2, f"{parser.prog}: error: --resume: {listed}")
         file, checkpoint, _ = read_latest(place)
         settings = checkpoint[SETTINGS]
         if "hyperparameters" not in settings:
