@@ -114,11 +114,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         return self.recv()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: all but the threads; a copy of the games has its own.
-
-        Raises:
-            AlreadyPendingCallError: ``recv`` was not called.
-        """
+        """For pickle and deepcopy: all but the threads; a copy of the games has its own."""
         if self._playing:
             raise AlreadyPendingCallError("copy: call recv first, the games are on", "copy")
         wait(self._handed_on)

@@ -51,10 +51,9 @@ class Skip(gym.Wrapper):
     """Repeat every action ``skip`` times, sum the rewards and return the last frame.
 
     With ``max_pool`` it is the pixelwise maximum of the last two: the Atari 2600 draws some objects
-    in every other frame only, and the maximum shows them all. Of colour frames it is the maximum of
-    each colour, and grey comes after it, as in the Nature paper, ptan and Stable-Baselines3. ALE's
-    vector environment and gymnasium's ``AtariPreprocessing`` take the maximum of grey frames, which
-    differs by up to 16 greys at edges; ``obs_type="grayscale"`` gives theirs.
+    in every other frame only, and the maximum shows them all. It is that of colours, as in the
+    Nature paper, ptan and Stable-Baselines3; ALE's vector environment and gymnasium's
+    ``AtariPreprocessing`` have that of greys (up to 16 apart), as here ``obs_type="grayscale"``.
 
     >>> env = Skip(gym.make("PongNoFrameskip-v4"), skip=4, max_pool=True)
     """
@@ -212,9 +211,8 @@ class LazyFrames:
     """Stacked frames that are concatenated only when an array is needed.
 
     Consecutive stacks share their frame objects, so a frame is in memory once. ``frames`` gives
-    them without a copy. For who wants arrays alone, as Stable-Baselines3's ``check_env`` does:
-
-    >>> env = gym.wrappers.TransformObservation(env, np.asarray, env.observation_space)
+    them without a copy. ``np.asarray(frames)`` is quicker than ``torch.tensor(frames)``, and what
+    Stable-Baselines3's ``check_env`` wants of observations.
 
     Args:
         frames: arrays of shape (c, height, width), oldest first.
@@ -238,14 +236,8 @@ class LazyFrames:
         return np.asarray(self)[index]
 
     def __eq__(self, other: object) -> bool:
-        """Whether all pixels are the same, as of two tuples; arrays compare each by itself."""
+        """Whether all pixels are the same; arrays would compare each by itself."""
         return isinstance(other, LazyFrames) and np.array_equal(self, other)
-
-    def __dlpack__(self, **how: Any) -> Any:  # torch.tensor(frames); it would take each pixel
-        return np.asarray(self).__dlpack__(**how)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return np.asarray(self).__dlpack_device__()
 
 
 class FrameStack(gym.Wrapper):

@@ -38,12 +38,7 @@ class VectorStep(NamedTuple):
 
 
 def ale_games(
-    env_id: str,
-    num_envs: int,
-    threads: int = 0,
-    max_pool: bool = True,
-    sticky: float = 0.0,
-    noop_max: int = 30,
+    env_id: str, num_envs: int, threads: int = 0, max_pool: bool = True, **settings: Any
 ) -> AtariVectorEnv:
     """Games in ALE's C++ threads.
 
@@ -53,8 +48,7 @@ def ale_games(
         threads: number of emulating threads; 0: one per core.
         max_pool: the maximum of the last two of the 4 skipped frames, in grey, not the last one
             alone. (The wrappers of ``lib.envs.atari_wrappers`` take it in colour.)
-        sticky: probability that the last action is held for another emulated frame.
-        noop_max: games begin with FIRE, and then with up to this many no-ops, less two.
+        settings: more of ALE's; of ``noop_max`` (30) a game begins with FIRE and up to two less.
     """
     return AtariVectorEnv(
         gym.spec(env_id).kwargs["game"],
@@ -62,15 +56,14 @@ def ale_games(
         num_threads=threads or min(cores(), num_envs),
         stack_num=1,
         maxpool=max_pool,
-        repeat_action_probability=sticky,
-        noop_max=noop_max,
         reward_clipping=False,  # episodes are reported unclipped
         autoreset_mode=AutoresetMode.SAME_STEP,
+        **settings,
     )
 
 
 def fast_games(
-    env_id: str, num_envs: int, max_pool: bool, threads: int = 0, noop_max: int = 30
+    env_id: str, num_envs: int, max_pool: bool, threads: int = 0, **settings: Any
 ) -> Any:
     """Pong played by ``pong_emulator``, where Numba can compile it; else ``ale_games``.
 
@@ -78,10 +71,10 @@ def fast_games(
     """
     if _is_emulated(env_id):
         return pong_emulator.PongVectorEnv(
-            num_envs, threads=threads or cores(), stack=1, max_pool=max_pool,
-            noop_max=noop_max, reward_clipping=False,
+            num_envs, threads=threads or cores(), stack=1, max_pool=max_pool, reward_clipping=False,
+            **settings,
         )  # fmt: skip
-    return ale_games(env_id, num_envs, threads, max_pool, noop_max=noop_max)
+    return ale_games(env_id, num_envs, threads, max_pool, **settings)
 
 
 def preparing_fast_games(env_id: str) -> AbstractContextManager[None]:

@@ -63,15 +63,11 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
 
 
 def make_games(
-    preprocessing: Preprocessing,
-    seeds: np.ndarray,
-    sticky: float = 0.0,
-    noop_max: int = Preprocessing.noop_max,
+    preprocessing: Preprocessing, seeds: np.ndarray, sticky: float = 0.0, **settings: Any
 ) -> StackedVectorEnv:
     """Games with ALE's kind of start, to play at once: one for each of the seeds, int64 (n,)."""
-    make = partial(ale_games, sticky=sticky) if sticky else fast_games
-    p = preprocessing
-    games = make(p.env, len(seeds), max_pool=p.max_pool, noop_max=noop_max)
+    make = partial(ale_games, repeat_action_probability=sticky) if sticky else fast_games
+    games = make(preprocessing.env, len(seeds), max_pool=preprocessing.max_pool, **settings)
     return StackedVectorEnv(games, preprocessing, seeds)
 
 
@@ -258,8 +254,7 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
         )
     told, weights = settings["network"], checkpoint.get("net", {})
     try:
-        # An earlier version did not say it of 05 and those that follow.
-        earlier = {"vector_env": settings["script"] >= "05"}
+        earlier = {"vector_env": settings["script"] >= "05"}  # was not told by all versions
         preprocessing = Preprocessing(**earlier | settings["preprocessing"])
         check_env_id(preprocessing.env)
         network = NETWORKS[told["class"]](**told["arguments"])
