@@ -14,7 +14,7 @@ import torch
 from conftest import run_python
 
 from pong_emulator import PongVectorEnv
-from pong_emulator.preprocessing import QUOTIENTS
+from pong_emulator.preprocessing import WEIGHTS
 
 SM_90 = (9, 0)  # an H100's or H200's compute capability
 pytestmark = pytest.mark.skipif(
@@ -94,7 +94,8 @@ def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
 def test_means_of_pixels_are_rounded_as_on_the_cpu():
     from pong_emulator.cuda import rounded
 
-    assert [rounded.py_func(total) for total in range(len(QUOTIENTS))] == QUOTIENTS.tolist()
+    totals = np.arange(255 * WEIGHTS + 1)
+    assert [rounded.py_func(total) for total in totals] == np.rint(totals / WEIGHTS).tolist()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which compiles them, too")
