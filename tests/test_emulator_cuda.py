@@ -91,7 +91,7 @@ def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
     assert here[3].any() == ("max_num_frames_per_episode" in settings)
 
 
-def test_means_of_pixels_are_rounded_as_on_the_cpu():
+def test_means_of_pixels_are_rounded_and_halves_to_even():
     from pong_emulator.cuda import rounded
 
     totals = np.arange(255 * WEIGHTS + 1)
