@@ -166,6 +166,7 @@ def test_frame_stack_shares_its_frames():
     assert env.observation_space.contains(np.asarray(second))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # what is slow, and that it is no array
 def test_a_stack_is_used_as_an_array():
     env = wrap_deepmind(make_atari(PONG))
     state, _ = env.reset(seed=0)
