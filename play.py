@@ -6,9 +6,8 @@
     python play.py RUN_DIR --render
 
 RUN_DIR is a checkpoint, or the folder of a run. From a folder, play.py takes
-the solved checkpoint, else the best one, else the latest; the best one, too, if
-it was saved after a solved run was resumed. Without RUN_DIR the agent in
-weights/ plays, see its README. The environment is a single one with the
+the solved checkpoint, else the best one, else the latest. Without it, the agent
+in weights/ plays, see its README. The environment is a single one with the
 preprocessing of training. Games begin after no-ops, as DeepMind's do. If the
 agent was trained with other starts, it first plays as many games with these.
 

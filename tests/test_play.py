@@ -15,7 +15,7 @@ from conftest import ROOT, Ended, one_line
 from imageio_ffmpeg import count_frames_and_secs
 from PIL import Image
 
-from lib.training.checkpoints import find_checkpoint, read_checkpoint, write_checkpoint
+from lib.training.checkpoints import find_checkpoint, read_checkpoint
 from lib.training.evaluation import load_agent, make_games, play_games
 from play import SHIPPED, main
 
@@ -170,16 +170,6 @@ def test_what_cannot_be_played_is_refused_in_one_line(tmp_path, trained, play, m
     result = play(run.parent)
     assert (result.code, result.out) == (2, "")
     assert result.error.splitlines()[1:] == [f"  {run}"]
-
-
-def test_what_was_trained_after_a_run_was_solved_plays(trained_copy):
-    run = trained_copy("01_baseline")
-    contents = read_checkpoint(best := run / "checkpoints" / "best.pt")
-    write_checkpoint(solved := best.with_name("solved.pt"), contents)
-    assert find_checkpoint(run) == solved
-    contents["progress"]["frames"] -= 1
-    write_checkpoint(solved, contents)
-    assert find_checkpoint(run) == best
 
 
 def test_its_help_fits_a_terminal(play, monkeypatch):

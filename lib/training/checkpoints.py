@@ -41,20 +41,13 @@ class CheckpointError(Exception):
 def find_checkpoint(path: Path, *kinds: str) -> Path:
     """A checkpoint, or the first of these kinds in a run folder; without any, of ``KINDS``.
 
-    Of a run that was solved and then resumed the best one comes first, if it was saved later.
-
     Raises:
         CheckpointError: if there is none.
     """
-    files = (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds or KINDS))
-    found = [file for file in files if file.is_file()]
-    if not found:
-        raise CheckpointError(f"{path} has no checkpoint in a folder {FOLDER}")
-    if [file.name for file in found[:2]] == ["solved.pt", "best.pt"]:
-        with suppress(CheckpointError):  # the best one is damaged
-            solved, best = (read_checkpoint(file)["progress"]["frames"] for file in found[:2])
-            return found[best > solved]
-    return found[0]
+    for file in (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds or KINDS)):
+        if file.is_file():
+            return file
+    raise CheckpointError(f"{path} has no checkpoint in a folder {FOLDER}")
 
 
 def list_runs(folder: Path, script: str = "*") -> str:
