@@ -82,14 +82,14 @@ def test_it_prints_every_score_and_their_mean(trained, play):
     assert games[0] not in sticky
 
 
-@pytest.mark.parametrize("program", ["play", "pong_emulator"])
-def test_it_ends_when_nobody_reads(program, trained, ends, monkeypatch):
+@pytest.mark.parametrize("module", ["play", "pong_emulator"])
+def test_it_ends_when_nobody_reads(module, trained, ends, monkeypatch):
     run = trained("01_baseline").folder
     reader, writer = os.pipe()
     os.close(reader)
     monkeypatch.setattr(sys, "stdout", os.fdopen(writer, "w"))
-    main = lambda: runpy.run_module(program, run_name="__main__")  # noqa: E731
-    result = ends(main, program, run, "--epsilon", 1)
+    main = lambda: runpy.run_module(module, run_name="__main__")  # noqa: E731
+    result = ends(main, module, run, "--epsilon", 1)
     assert (result.code, result.error) == (141, "")
 
 
