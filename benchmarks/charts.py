@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib
@@ -39,6 +40,36 @@ def reward_chart(path: Path, groups: Mapping[str, Sequence[Record]], machine: st
         axes.grid(alpha=0.3)
     columns[0].set_ylabel("points per game, smoothed")
     columns[-1].legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize=8)
+    save(figure, path)
+
+
+def bar_panels(
+    path: Path, title: str, panels: Mapping[str, Mapping[str, Sequence[float] | str]], machine: str
+) -> None:
+    """A panel of bars for each heading: medians, with a line from min to max; texts as they are."""
+    rows = -(-len(panels) // 2)
+    tallest = [max(map(len, [*panels.values()][2 * i : 2 * i + 2])) for i in range(rows)]
+    how = {"layout": "constrained", "squeeze": False, "height_ratios": [n + 2 for n in tallest]}
+    size = 14, 1 + 0.3 * (sum(tallest) + 2 * rows)
+    figure, grid = plt.subplots(rows, 2, figsize=size, **how)
+    figure.suptitle(f"{title}\n{machine}", fontsize=11)
+    for axes, (heading, bars) in zip(grid.flat, panels.items(), strict=False):
+        axes.set_title(heading, loc="left", fontsize=11)
+        for row, values in enumerate(bars.values()):
+            if isinstance(values, str):
+                axes.text(0.02, row, values[:60], va="center", color="dimgrey", fontsize=9)
+                continue
+            middle, low, high = median(values), min(values), max(values)
+            axes.barh(row, middle, 0.7, color="tab:blue" if middle != 1 else "darkgray")
+            axes.plot([low, high], [row, row], color="black", lw=1.5)
+            axes.text(high, row, f" {middle:.2f}", va="center", fontsize=9)
+        axes.axvline(1, color="dimgrey", lw=0.8)
+        axes.set_yticks(range(len(bars)), list(bars))
+        axes.set_ylim(len(bars) - 0.4, -0.6)
+        axes.set_xlim(0, max(1.2, axes.get_xlim()[1] * 1.08))
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in [*grid.flat][len(panels) :]:
+        axes.set_visible(False)
     save(figure, path)
 
 

@@ -1,7 +1,7 @@
 """How pieces of work are timed, programs are run, and the device is chosen."""
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,37 @@ from torch.utils.benchmark import Timer
 from benchmarks import Failed, UserError
 from benchmarks.report import ROOT
 
+Measure = Callable[[float], float]  # measures for so many seconds; less is better
+
 
 def seconds_per_call(work: Callable[[], Any], at_least: float) -> float:
     """Do a piece of work for so many seconds; the mean time of a call. A GPU is waited for."""
     timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
     return timer.blocked_autorange(min_run_time=at_least).mean
+
+
+def timed(call: Callable[[], Any], count: int = 1) -> Measure:
+    """Measures the milliseconds of one of ``count`` things that a call does."""
+    call()  # compiles
+    return lambda seconds: 1e3 * seconds_per_call(call, seconds) / count
+
+
+def measure(
+    ways: Mapping[str, Callable[[], Measure]], repeats: int, milliseconds: int
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Measure ways in turn: what was measured of each, and why some could not be made."""
+    measures, why_not = dict[str, Measure](), dict[str, str]()
+    for way, make in ways.items():
+        try:
+            measures[way] = make()
+        except Exception as error:  # no compiler, for example: the other ways can go on
+            why_not[way] = " ".join(str(error).split())[:160]
+    measured: dict[str, list[float]] = {way: [] for way in ways}
+    for repeat in range(repeats):
+        first = repeat % max(len(measures), 1)  # another one begins every time
+        for way in [*measures][first:] + [*measures][:first]:
+            measured[way].append(measures[way](milliseconds / 1e3))
+    return measured, why_not
 
 
 def chosen_device(cuda: bool) -> torch.device:

@@ -2,17 +2,19 @@
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from fake_gpu import NAME, in_place_of_cuda
 
-from benchmarks import ladder, report, techniques
+from benchmarks import ladder, measuring, report, techniques
 from benchmarks.__main__ import main
 from benchmarks.breakdown import REST, Span, innermost
 from benchmarks.records import read_records
@@ -154,15 +156,51 @@ def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ways_take_turns_and_a_failing_one_is_left_out() -> None:
     calls: list[str] = []
 
-    def way(name: str) -> dict[str, Callable[[], object]]:
-        return {"work": lambda: calls.append(name) or 1 / (name != "broken")}
+    def way(name: str) -> measuring.Measure:
+        return measuring.timed(lambda: calls.append(name) or 1 / (name != "broken"))
 
     ways = {name: partial(way, name) for name in ("a", "broken", "b")}
-    first, broken, _ = techniques.measure(ways, "work", repeats=3, milliseconds=1)
-    assert first[::2] == ["a", "1.00"]
-    assert broken == ["broken", "not run: division by zero", ""]
+    measured, why_not = measuring.measure(ways, repeats=3, milliseconds=1)
+    assert [*map(len, measured.values())] == [3, 0, 3]
+    assert why_not == {"broken": "division by zero"}
     turns = [a for a, b in zip(calls, [*calls[1:], ""], strict=True) if a != b]
     assert turns == ["a", "broken", "b", "a", "b", "a", "b"]
+
+
+def measured_ways(part: str, folder: Path) -> dict[str, list[str]]:
+    """The ways of a part of ``techniques`` by what was told of them: figures, or why not."""
+    flags = "--repeats 1 --milliseconds 1 --batch-size 2 --envs 2 --transitions 60"
+    assert main(["techniques", "--only", part, *flags.split(), "--out", str(folder)]) == 0
+    (file,) = folder.glob("techniques-*.csv")
+    told = defaultdict(list)
+    for row in csv.DictReader(file.read_text().splitlines()):
+        figure = re.fullmatch(r"[\d,]+\.\d{3}", row["measured"])
+        told["measured" if figure and row["gain"] else row["measured"]].append(row["way"])
+    assert file.with_suffix(".png").stat().st_size > 10_000
+    return told
+
+
+# Part -> ways that are measured on a CPU, and ways that need a GPU.
+WAYS = {"device": (3, 3), "environments": (6, 0), "compilation": (6, 2), "precision": (4, 4)}
+WAYS |= {"collection": (3, 0), "memory": (8, 0), "copies": (0, 6), "profiler": (4, 0)}
+WAYS |= {"details": (5, 0)}
+
+
+@pytest.mark.usefixtures("console")
+@pytest.mark.parametrize("part", techniques.PARTS)
+def test_each_technique_is_measured_or_says_why_not(part, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda net: net)
+    told = measured_ways(part, tmp_path)
+    assert (len(told.pop("measured", ())), len(told.pop("not run: no GPU here", ()))) == WAYS[part]
+    assert not told
+
+
+@pytest.mark.parametrize("part", ["compilation", "copies"])
+def test_on_a_gpu_all_ways_are_measured(part, tmp_path, monkeypatch) -> None:
+    with in_place_of_cuda():
+        monkeypatch.setattr(techniques, "chosen_device", lambda cuda: torch.device(NAME))
+        told = measured_ways(part, tmp_path)
+    assert [*told] == ["measured"], told
 
 
 @pytest.mark.usefixtures("console")

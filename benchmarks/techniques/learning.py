@@ -1,0 +1,211 @@
+"""Techniques of learning: device, compilation, precision, copies, and the network's details."""
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from benchmarks import Failed
+from benchmarks.measuring import Measure, timed
+from lib.learning.compiled_update import captured
+from lib.learning.dqn_model import DQN
+from lib.learning.loss import bellman_loss
+from lib.learning.replay_buffer import Batch
+from lib.training.options import ReplayOptions
+
+DEFAULTS = ReplayOptions()
+SHAPE, ACTIONS = (4, 84, 84), 6  # Pong, as the rungs see it
+Works = Mapping[str, Mapping[str, Callable[[], Measure]]]  # work, with its unit -> way
+
+
+class Settings(NamedTuple):
+    """What a part of ``techniques`` gets."""
+
+    device: torch.device
+    batch_size: int
+    envs: int
+    transitions: int
+    cleanup: ExitStack  # closes what was opened
+
+
+class Learner:
+    """A network, its target network and Adam, at work on batches of noise.
+
+    ``change`` compiles both networks; ``dtype`` is that of autocast. Batches lie on the device, or
+    in the CPU's memory, ``pinned`` or not; ``later``: nobody waits for their copies.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        size: int,
+        network: Callable[..., nn.Module] = DQN,
+        change: Callable[[nn.Module], Any] = lambda network: network,
+        dtype: torch.dtype | None = None,
+        tf32: bool = True,
+        graph: bool = False,
+        pinned: bool | None = None,
+        later: bool = False,
+        needs_gpu: bool = False,
+        **adam: bool,
+    ) -> None:
+        if needs_gpu and device.type == "cpu":
+            raise Failed("without --cuda" if torch.cuda.is_available() else "no GPU here")
+        torch.manual_seed(0)  # the same weights and batches for every way
+        net = network(SHAPE, ACTIONS).to(device)
+        optimizer = torch.optim.Adam(net.parameters(), 1e-4, **(adam or {"fused": True}))
+        target, net = change(copy.deepcopy(net)), change(net)
+        scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+        batches = [noise(size) for _ in range(8)]
+        if pinned:
+            batches = [Batch(*(part.pin_memory() for part in batch)) for batch in batches]
+        places = cycle([to(device, batch) for batch in batches] if pinned is None else batches)
+
+        def autocast() -> torch.autocast:
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+            return torch.autocast(device.type, dtype, enabled=dtype is not None)
+
+        @torch.no_grad()
+        def values(batch: Batch) -> torch.Tensor:
+            with autocast():
+                return net(batch.states)
+
+        def learn(batch: Batch, step: bool = True) -> None:
+            optimizer.zero_grad()
+            with autocast():
+                with torch.no_grad():
+                    next_q = target(batch.next_states)
+                loss = bellman_loss(net(batch.states), next_q, batch, DEFAULTS.gamma)
+            scaler.scale(loss).backward()
+            if step:
+                scaler.step(optimizer)
+                scaler.update()
+
+        self.net = net
+        self.copy = lambda: to(device, next(places), later)
+        prepare = partial(graphed, self.copy()) if graph else lambda function: function
+        self.values, self.learn = prepare(values), prepare(learn)
+
+    def forward(self) -> None:
+        """The values of a batch, without gradients."""
+        self.values(self.copy())
+
+    def update(self) -> None:
+        """A gradient step. Learned by heart, rewards would make gradients denormal, and slow."""
+        batch = self.copy()
+        self.learn(batch._replace(rewards=torch.randn_like(batch.rewards)))
+
+
+def noise(size: int) -> Batch:
+    """A batch of noise, on the CPU."""
+    states, next_states = torch.randint(0, 256, (2, size, *SHAPE), dtype=torch.uint8)
+    actions, ends = torch.randint(0, ACTIONS, (size,)), torch.rand(size) < 0.01
+    return Batch(states, actions, torch.randn(size), ends, next_states)
+
+
+def to(device: torch.device, batch: Batch, later: bool = False) -> Batch:
+    """The batch on the device; one that is there already is not copied."""
+    return Batch(*(tensor.to(device, non_blocking=later) for tensor in batch))
+
+
+def graphed(batch: Batch, function: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
+    """The function of a batch as a CUDA graph, which finds all batches in one place."""
+    place = Batch(*(tensor.clone() for tensor in batch))
+    replay = captured(lambda: function(place))
+
+    def call(batch: Batch) -> Any:
+        for there, new in zip(place, batch, strict=True):
+            there.copy_(new)
+        return replay()
+
+    return call
+
+
+def compare(
+    settings: Settings, ways: Mapping[str, Mapping[str, Any]], *tasks: str, prefix: str = ""
+) -> Works:
+    """The tasks of learners, which are made in these ways."""
+
+    def make(task: str, how: Mapping[str, Any]) -> Measure:
+        return timed(getattr(Learner(**{"device": settings.device, "size": size} | how), task))
+
+    size = settings.batch_size
+    return {
+        f"{prefix}{task} of {size} (ms)": {way: partial(make, task, ways[way]) for way in ways}
+        for task in tasks
+    }
+
+
+def device(settings: Settings) -> Works:
+    """CPU and GPU, by batch."""
+    ways = {"CPU": {"device": torch.device("cpu")}, "GPU": {"needs_gpu": True}}
+    works: dict[str, Any] = {}
+    for size in (1, 32, 256):
+        works |= compare(settings._replace(batch_size=size), ways, "forward")
+    return works
+
+
+def compilation(settings: Settings) -> Works:
+    """Eager and compiled."""
+
+    def scripted(net: nn.Module) -> nn.Module:
+        with warnings.catch_warnings(action="ignore"):  # of what the table says
+            net.conv, net.fc = torch.jit.script(net.conv), torch.jit.script(net.fc)
+        return net
+
+    ways: dict[str, dict[str, Any]] = {
+        "eager": {},
+        "torch.jit.script, deprecated (layers)": {"change": scripted},
+        "torch.compile (networks)": {"change": torch.compile},
+        "CUDA graph": {"needs_gpu": True, "graph": True, "fused": True, "capturable": True},
+    }
+    return compare(settings, ways, "forward", "update")
+
+
+def precision(settings: Settings) -> Works:
+    """Full precision, TF32 and autocast."""
+    ways: dict[str, dict[str, Any]] = {
+        "float32": {"tf32": False},
+        "TF32": {"needs_gpu": True},
+        "bfloat16 autocast": {"dtype": torch.bfloat16},
+        "float16, GradScaler": {"needs_gpu": True, "dtype": torch.float16},
+    }
+    return compare(settings, ways, "forward", "update")
+
+
+def copies(settings: Settings) -> Works:
+    """Batches from the CPU to the GPU."""
+    ways = {
+        "pageable": {"pinned": False},
+        "pinned": {"pinned": True},
+        "pinned, asynchronous": {"pinned": True, "later": True},
+    }
+    ways = {way: {"needs_gpu": True} | ways[way] for way in ways}
+    return compare(settings, ways, "copy", "update")
+
+
+class Contiguous(DQN):
+    """The network without its memory format."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.conv.to(memory_format=torch.contiguous_format)
+
+    def pixels(self, frames: torch.Tensor) -> torch.Tensor:
+        pixels = frames.to(torch.float32).mul_(1 / 255)
+        return pixels.sub_(pixels.mean((1, 2, 3), keepdim=True))
+
+
+def details(settings: Settings) -> Works:
+    """What else makes the rungs' update faster."""
+    layouts = {"contiguous": {"network": Contiguous}, "channels-last": {}}
+    by_tensor = {"foreach": False, "fused": False}
+    adams = {"by tensor": by_tensor, "foreach": {"foreach": True}, "fused": {"fused": True}}
+    works = compare(settings, layouts, "update", prefix="memory format: ")
+    return {**works, **compare(settings, adams, "update", prefix="Adam: ")}
