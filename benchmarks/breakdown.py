@@ -3,14 +3,14 @@
 Each rung runs under torch's profiler, its player process too, with a name around the functions
 that play, choose actions, learn and wait. A table says what every part takes; a time line shows the
 first milliseconds of the same trace. FPS are measured before the profiler starts, which makes a
-rung slower. Flags after -- go to every rung.
+rung slower; those in README are over more updates. Flags after -- go to every rung.
 
     python -m benchmarks breakdown 01_baseline 03_parallel
     python -m benchmarks breakdown 01_baseline 02_n_envs -- --amp
     python -m benchmarks breakdown 01 03 05 08 -- --amp       README's time line
 
-Files: breakdown.md, breakdown.csv, timeline.png, and for each rung a folder with its traces, which
-open in ui.perfetto.dev, and torch's table of its longest operators.
+Files: breakdown.md, breakdown.csv, breakdown.png, timeline.png, and for each rung a folder with its
+traces, which open in ui.perfetto.dev, and torch's table of its longest operators.
 """
 
 import argparse
@@ -20,10 +20,11 @@ import shlex
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from benchmarks import Failed
@@ -32,6 +33,7 @@ from benchmarks.charts import new_figure, save
 from benchmarks.ladder import choose, has_replay_buffer
 from benchmarks.measuring import chosen_device, last_line_of
 from benchmarks.profiled import LAPS, MEASURED, PARTS, PLAYER, TRAINER, WARM_UP
+from benchmarks.records import readme_fps
 from benchmarks.report import HARDWARE, here, join_machine, made, write_table
 from lib.training.machine import describe_machine
 
@@ -109,7 +111,9 @@ def run(args: argparse.Namespace) -> int:
     title = " ".join(["Where an iteration goes", shlex.join(args.rung_flags)]).strip()
     header = ["rung", "FPS", "who", "part", "ms per frame", "share"]
     print(write_table(out / "breakdown", title, header, rows, notes))
-    time_line(out / "timeline.png", workers, args.milliseconds, join_machine(machine, HARDWARE))
+    hardware = join_machine(machine, HARDWARE)
+    stacked_bars(out / "breakdown.png", rows, hardware)
+    time_line(out / "timeline.png", workers, args.milliseconds, hardware)
     print(f"written to {out}")
     return 0
 
@@ -176,13 +180,45 @@ def innermost(spans: Iterable[Span], begin: float, end: float) -> Iterator[Span]
             del inside[len(inside) - 1 - inside[::-1].index(part)]
 
 
+def heading(rung: str, fps: str) -> str:
+    """A rung, and its FPS beside those in README."""
+    there = readme_fps().get(rung)
+    return f"{rung}: {fps} FPS" + (f" (README: {there:,.0f})" if there else "")
+
+
+def stacked_bars(path: Path, rows: Sequence[Sequence[str]], machine: str) -> None:
+    """Draw the milliseconds of a frame, of each worker in the rows of the table."""
+    spent: dict[tuple[str, str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for rung, fps, who, part, ms, _ in rows:
+        spent[rung, fps, who][COLOURS.get(part, ACTIVITIES["other"][0])] += float(ms)
+    figure, axes = new_figure(machine, 12, 1.5 + 0.6 * len(spent))
+    for colour, _ in ACTIVITIES.values():
+        widths = [colours.pop(colour, 0.0) for colours in spent.values()]
+        left = [
+            sum(bar.get_width() for bar in axes.patches[y :: len(spent)]) for y in range(len(spent))
+        ]
+        axes.barh(range(len(spent)), widths, left=left, color=colour)
+    labels = [f"{heading(rung, fps)}\n{who}" for rung, fps, who in spent]
+    axes.set_yticks(range(len(spent)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds per frame", fontsize=13)
+    legend(figure)
+    save(figure, path)
+
+
+def legend(figure: Figure) -> None:
+    """Say which colour is whose."""
+    handles = [Patch(color=colour, label=kind) for kind, (colour, _) in ACTIVITIES.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=13, frameon=False)
+
+
 def time_line(path: Path, workers: list[Worker], length: int, machine: str) -> None:
     """Draw who does what over so many milliseconds, each rung below its heading."""
     figure, axes = new_figure(machine, 13.3, 5)
     y, places, above = 0.0, [], ""
     for one in workers:
         if one.rung != above:
-            axes.text(0, y + 0.7, f"{one.rung}: {one.fps:,.0f} frames per second", fontsize=13)
+            axes.text(0, y + 0.7, heading(one.rung, f"{one.fps:,.0f}"), fontsize=13)
             y, above = y + 0.85, one.rung
         y += 1.05
         places.append(y - 0.5)
@@ -195,6 +231,5 @@ def time_line(path: Path, workers: list[Worker], length: int, machine: str) -> N
     axes.set_xlim(0, length)
     axes.set_ylim(y + 0.2, 0)
     axes.set_xlabel("milliseconds", fontsize=13)
-    handles = [Patch(color=colour, label=kind) for kind, (colour, _) in ACTIVITIES.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=13, frameon=False)
+    legend(figure)
     save(figure, path)

@@ -1,5 +1,6 @@
 """Charts as PNG."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -39,7 +40,8 @@ def reward_chart(path: Path, groups: Mapping[str, Sequence[Record]], machine: st
         axes.set_xlabel(x_label)
         axes.grid(alpha=0.3)
     columns[0].set_ylabel("points per game, smoothed")
-    columns[-1].legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize=8)
+    handles = columns[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=2, fontsize=11, frameon=False)
     save(figure, path)
 
 
@@ -49,8 +51,8 @@ def bar_panels(
     """A panel of bars for each heading: medians, with a line from min to max; texts as they are."""
     rows = -(-len(panels) // 2)
     tallest = [max(map(len, [*panels.values()][2 * i : 2 * i + 2])) for i in range(rows)]
-    how = {"layout": "constrained", "squeeze": False, "height_ratios": [n + 2 for n in tallest]}
-    size = 14, 1 + 0.3 * (sum(tallest) + 2 * rows)
+    size, heights = (14, 1 + 0.3 * (sum(tallest) + 2 * rows)), [n + 2 for n in tallest]
+    how: dict[str, Any] = {"layout": "constrained", "squeeze": False, "height_ratios": heights}
     figure, grid = plt.subplots(rows, 2, figsize=size, **how)
     figure.suptitle(f"{title}\n{machine}", fontsize=11)
     for axes, (heading, bars) in zip(grid.flat, panels.items(), strict=False):
@@ -79,8 +81,8 @@ def new_figure(
     """A figure in inches, and its axes: several ones are beside each other and share their y."""
     size = width, height
     figure, axes = plt.subplots(1, panels, figsize=size, layout="constrained", sharey=True)
-    figure.suptitle(title, fontsize=12)
-    figure.axes[0].set_title(machine, fontsize=7, color="dimgrey", loc="left")
+    told = textwrap.fill(machine, int(12 * width))
+    figure.suptitle("\n".join(filter(None, [title, told])), fontsize=11)
     for one in figure.axes:
         one.spines[["top", "right"]].set_visible(False)
     return figure, axes

@@ -19,19 +19,23 @@ A rung that refuses its flags, or lacks what it needs, is left out and says why.
 """
 
 import argparse
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import UserError
 from benchmarks.arguments import positive
-from benchmarks.records import COMMIT
+from benchmarks.records import COMMIT, readme_fps
 from benchmarks.report import ROOT, commit
 
 FRAMES, REPLAY_INITIAL = 10_000, 2_000  # of a run for its FPS
-SOLVE_FRAMES = 2_000_000  # a run that has not solved Pong by then counts as not solved
+SOLVE_FRAMES = 5_000_000  # a run that has not solved Pong by then counts as not solved
+TO_17 = 1_000_000  # frames that a rung needs, roughly: 0.5 to 2.7 million
 DONE = "command.txt"  # beside the events of a run that is complete: the command
+BEGUN = "interrupted.txt"  # of one that was interrupted, alike
 SWITCHES = {"on": "", "off": "no-"}  # --vary max-pool off on
 Command = tuple[str, ...]  # a rung's file and its flags, the seed last
 
@@ -51,9 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--frames", type=positive, default=FRAMES, metavar="N", help=text)
     text = f"run until Pong is solved, or for {SOLVE_FRAMES} frames (or -- --max-frames N)"
     length.add_argument("--solve", action="store_true", help=text)
-    text = "as 0 1 2 or 0-9; settings are chosen with those below 100 (default: 0-2)"
-    how = {"nargs": "+", "default": [range(3)], "metavar": "SEED"}
-    parser.add_argument("--seeds", type=seeds, **how, help=text)
+    text = "as 0 1 2 or 0-9; choose settings with those below 100 (default: 0-2; with --vary: 0)"
+    parser.add_argument("--seeds", type=seeds, nargs="+", metavar="SEED", help=text)
     folder, text = Path("runs/ladder"), "where the runs are (default: %(default)s)"
     parser.add_argument("--run-dir", type=Path, default=folder, metavar="FOLDER", help=text)
 
@@ -70,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     done = {file.read_text(encoding="utf-8") for file in run_dir.glob(f"*/{DONE}")}
     wanted = [command for command in commands if shlex.join(command) not in done]
     print(f"{len(commands) - len(wanted)} of {len(commands)} runs are complete in {run_dir}")
+    if wanted:
+        print(f"{len(wanted)} to do, {duration(wanted)}")
     codes: dict[Command, int] = {}
     for number, command in enumerate(wanted, start=1):
         if not any(code == 2 and other[:-1] == command[:-1] for other, code in codes.items()):
@@ -77,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             codes[command] = run_rung(command, run_dir)
     for command, code in codes.items():
         if code:
-            told = "left out" if code == 2 else f"failed (exit code {code})"
+            told = {2: "left out", 130: "interrupted"}.get(code, f"failed (exit code {code})")
             print(f"{told}: {shlex.join(command)}")
     print(f"the table: python -m benchmarks table {args.run_dir}")
     ended = set(codes.values())
@@ -87,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
 def planned(args: argparse.Namespace) -> list[Command]:
     """The runs that are wanted, in their order."""
     name, *values = args.vary or [""]
+    chosen = args.seeds or [range(1 if name else 3)]
     if name and not values:
         raise UserError(f"--vary {name}: name the values, too")
     varied = [
@@ -95,10 +101,23 @@ def planned(args: argparse.Namespace) -> list[Command]:
     ]
     return [
         (script.name, *length(script, args), *flags, *args.rung_flags, "--seed", str(seed))
-        for seed in dict.fromkeys(seed for some in args.seeds for seed in some)
+        for seed in dict.fromkeys(seed for some in chosen for seed in some)
         for script in choose(args.rungs)
         for flags in varied or [()]
     ]
+
+
+def duration(commands: Sequence[Command]) -> str:
+    """About how long these runs take, by the FPS in README."""
+    fps, hours, unknown = readme_fps(), 0.0, 0
+    for script, *flags in commands:
+        limits = map(int, re.findall(r"--max-frames[= ](\d+)", shlex.join(flags)))
+        frames = min([*limits][-1] or TO_17, TO_17)  # the last flag counts; 0: no limit
+        hours += frames / fps.get(Path(script).stem, float("inf")) / 3600
+        unknown += Path(script).stem not in fps
+    told = f"about {hours:.0f} hours" if hours >= 2 else f"about {60 * hours:.0f} minutes"
+    told += " on two CPU cores, as README's"
+    return told + f"; of {unknown} nobody knows how long" * bool(unknown)
 
 
 def length(script: Path, args: argparse.Namespace) -> list[str]:
@@ -115,23 +134,32 @@ def has_replay_buffer(script: Path) -> bool:
 
 
 def run_rung(command: Command, run_dir: Path) -> int:
-    """Run a rung in this terminal; its exit code. Its folder gets the commit and the command."""
+    """Run or resume a rung in this terminal; its exit code. Its folder gets commit and command."""
     script, *flags = command
     name = f"{Path(script).stem}-*seed{flags[-1]}-*/"  # another ladder may run there, too
-    before, commit_now = set(run_dir.glob(name)), commit()
-    program = [sys.executable, ROOT / script, *flags, "--run-dir", run_dir]
+    before, commit_now, told = set(run_dir.glob(name)), commit(), shlex.join(command)
+    files = [file for file in run_dir.glob(f"*/{BEGUN}") if file.read_text("utf-8") == told]
+    where = ["--resume", files[0].parent] if files else ["--run-dir", run_dir]
+    program = [sys.executable, ROOT / script, *flags, *where]
     # In a process group of its own, so that a Ctrl-C of the terminal reaches us alone.
     with subprocess.Popen(program, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0) as rung:
         try:
-            return rung.wait()
+            rung.wait()
         finally:
             rung.terminate()  # where we are asked to end; the rung then saves its record
             code = rung.wait()
             new = set(run_dir.glob(name)) - before  # later ones are those of another ladder
+            new = {files[0].parent} if files else new
             for folder in sorted(new, key=lambda path: path.name.rpartition("-seed")[2])[:1]:
-                (folder / COMMIT).write_text(f"{commit_now}\n", encoding="utf-8")
-                if code == 0:
-                    (folder / DONE).write_text(shlex.join(command), encoding="utf-8")
+                kept = (folder / COMMIT).read_text("utf-8").strip().split(", ") if files else []
+                commits = ", ".join(dict.fromkeys([*kept, commit_now]))
+                (folder / COMMIT).write_text(f"{commits}\n", encoding="utf-8")
+                (folder / BEGUN).unlink(missing_ok=True)
+                if code not in (1, 2):
+                    (folder / (BEGUN if code else DONE)).write_text(told, encoding="utf-8")
+    if files and code == 2:  # it cannot be resumed, and said why
+        return run_rung(command, run_dir)
+    return code
 
 
 def choose(beginnings: list[str]) -> list[Path]:

@@ -1,11 +1,12 @@
-"""README's picture, ladder.png: the smoothed reward of every rung over frames.
+"""README's pictures of all rungs: the smoothed reward over frames, and over minutes.
 
     cd results; A=xeon-amx-2core/solved/runs; B=epyc-zen5-2core/solved/runs
     C=epyc-zen4-2core
-    PYTHONPATH=.. python ladder.py $A $B $C/solved/runs $C/held-out/runs
+    PYTHONPATH=.. python -m benchmarks.pictures $A $B $C/solved/runs $C/held-out/runs
 
 Of several runs of a rung, the one in the middle is drawn: by its frames to 17, which a run that
-never learned reaches last.
+never learned reaches last. Most runs had other programs beside them, so minutes are frames by the
+FPS in README, but of 07 and 08, which were alone: they are those of the run.
 """
 
 import argparse
@@ -13,27 +14,42 @@ import math
 from collections import defaultdict
 from pathlib import Path
 
-from benchmarks.charts import new_figure, save
-from benchmarks.records import Record, read_records
+from benchmarks.charts import PALETTE, new_figure, save
+from benchmarks.records import Record, read_records, readme_fps
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("folders", type=Path, nargs="+", help="with runs to 17")
-parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".png"))
-args = parser.parse_args()
 
-rungs: dict[str, list[Record]] = defaultdict(list)
-for record in (record for folder in args.folders for record in read_records(folder)):
-    if not record.script.startswith("04") or not record.settings["noop_max"]:
-        rungs[record.script].append(record)
-figure, axes = new_figure("", 9, 4.5)
-for number, name in enumerate(sorted(rungs)):
-    records = sorted(rungs[name], key=lambda one: one.to_bar[0] if one.solved else math.inf)
-    runs = f", the middle one of {len(records)} runs" * (len(records) > 1)
-    curves, style = records[(len(records) - 1) // 2].curves, "-" if number < 5 else "--"
-    axes.plot(curves.frames / 1e6, curves.avg_reward, style, label=name + runs)
-axes.axhline(17, color="tab:gray", linewidth=0.8)
-axes.set_xlabel("million frames")
-axes.set_ylabel("smoothed reward")
-axes.grid(alpha=0.3)
-axes.legend(fontsize=8, frameon=False)
-save(figure, args.out)
+def main() -> None:
+    """Read the runs and draw both pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", type=Path, nargs="+", help="with runs to 17")
+    parser.add_argument("--out", type=Path, default=Path(), help="where the pictures are written")
+    args = parser.parse_args()
+    rungs: dict[str, list[Record]] = defaultdict(list)
+    for record in (record for folder in args.folders for record in read_records(folder)):
+        if not record.script.startswith("04") or not record.settings["noop_max"]:
+            rungs[record.script].append(record)
+    fps = readme_fps()
+    for file, x_label in {"ladder": "million frames", "ladder-minutes": "minutes"}.items():
+        figure, axes = new_figure("", 9, 4.8)
+        for number, name in enumerate(sorted(rungs)):
+            records = sorted(rungs[name], key=lambda one: one.to_bar[0] if one.solved else math.inf)
+            runs = f", the middle of {len(records)} runs" * (len(records) > 1)
+            curves, style = records[(len(records) - 1) // 2].curves, "-" if number < 5 else "--"
+            x = curves.frames / 1e6
+            if x_label == "minutes":
+                alone = name.startswith(("07", "08"))
+                x = curves.seconds / 60 if alone else curves.frames / fps[name] / 60
+            axes.plot(x, curves.avg_reward, style, color=PALETTE[number % 10], label=name + runs)
+        axes.axhline(17, color="tab:gray", linewidth=0.8)
+        if x_label == "minutes":
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel(x_label)
+        axes.set_ylabel("smoothed reward")
+        axes.grid(alpha=0.3)
+        figure.legend(loc="outside lower center", ncols=2, fontsize=10, frameon=False)
+        save(figure, args.out / f"{file}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,20 +1,25 @@
 """Runs as read from their TensorBoard events, finished or not."""
 
+import csv
+from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import PLUGIN_NAME, SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from benchmarks.report import HARDWARE, LIBRARIES
+from benchmarks.report import HARDWARE, LIBRARIES, ROOT
 
 # Beside the events of a run that ``ladder`` started, or beside runs of one commit.
 COMMIT = "commit.txt"
 # Settings that say where a run is kept, and how, but not what it does.
 UNIMPORTANT = ("run_dir", "resume", "checkpoint_every", "checkpoint_replay")
+# Where README's FPS are from, two cores of a Zen 4.
+KEPT = [ROOT / f"results/epyc-zen4-2core/{name}/runs.csv" for name in ("ladder-amp", "held-out")]
 Scalars = dict[str, list[tuple[int, float]]]  # steps and values by tag
 Setting = str | float  # TensorBoard keeps every number as a float, and flags as 0 and 1
 
@@ -65,6 +70,16 @@ class Record:
     def bar(self) -> float:
         """The avg_reward at which the run counts as solved."""
         return float(self.settings.get("stop_reward", 17))
+
+
+def readme_fps() -> dict[str, float]:
+    """The FPS of each rung in README, by its script."""
+    found = defaultdict(list)
+    for file in KEPT:
+        with file.open(newline="", encoding="utf-8") as lines:
+            for run in csv.DictReader(lines):
+                found[run["script"]].append(float(run["fps"]))
+    return {script: median(fps) for script, fps in found.items()}
 
 
 def read_records(folder: Path) -> list[Record]:

@@ -1,10 +1,15 @@
 """Tables as Markdown and CSV, and the line that says where something was measured."""
 
 import csv
+import os
+import shutil
 import statistics
 import subprocess
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 # What describes a machine, in the order of a sentence; everything else is a library's version.
@@ -33,6 +38,38 @@ def write_table(
     return text
 
 
+def fitted(header: Sequence[str], rows: Sequence[Sequence[str]], first: Sequence[str]) -> str:
+    """As many columns as the terminal has room for, those of ``first`` before others.
+
+    What the first column has in brackets gets lines of its own.
+    """
+    room = shutil.get_terminal_size().columns
+    names = [row[0].partition(" (")[0] for row in rows]
+    width = {
+        column: 2 + max(map(len, cells))
+        for column, *cells in zip(header, header, *rows, strict=True)
+    }
+    width[header[0]] = max(map(len, [header[0], *names]))
+    left, shown = room - width[header[0]], {header[0]}
+    for column in [*first, *header[1:]]:
+        if column in width and column not in shown and width[column] <= left:
+            left -= width[column]
+            shown.add(column)
+    lines = []
+    for name, row in zip([header[0], *names], [header, *rows], strict=True):
+        cells = zip(header, [name, *row[1:]], strict=True)
+        lines.append(
+            "".join(
+                cell.ljust(width[c]) if c == header[0] else cell.rjust(width[c])
+                for c, cell in cells
+                if c in shown
+            )
+        )
+        told = row[0].partition(" (")[2].removesuffix(")")
+        lines += textwrap.wrap(told, room, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join(lines)
+
+
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
     """Write rows, the header first."""
     with open(path, "w", newline="", encoding="utf-8") as file:
@@ -47,7 +84,14 @@ def made(folder: Path) -> Path:
 
 def here(machine: Machine) -> str:
     """The line above what is measured now: the machine, its versions and the commit."""
-    return f"Machine: {join_machine(machine)}; commit {commit() or 'unknown'}"
+    # Someone may have them less than the machine has, as if it were an older one.
+    asked = [
+        f"{n}={os.environ[n]}"
+        for n in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+        if n in os.environ
+    ]
+    vectors = ", ".join([torch.backends.cpu.get_cpu_capability(), *asked])
+    return f"Machine: {join_machine(machine)}; {vectors}; commit {commit() or 'unknown'}"
 
 
 def join_machine(machine: Machine, names: Iterable[str] = (*HARDWARE, *LIBRARIES)) -> str:

@@ -2,30 +2,37 @@
 
 Each RUN is the folder of a run, or a folder with runs somewhere below: runs of the ladder, runs
 that you started yourself, unfinished ones. The table has a line for each setting of a rung on each
-machine; only the seeds differ within it. With --every, it has the learning curve, too, and a line
-for every run.
+machine; only the seeds differ within it. It names the game, and all settings that are not the
+rung's defaults. With --every, it has the learning curve, too, and a line for every run.
 
     python -m benchmarks table runs/ladder
     python -m benchmarks table runs/first runs/second --every 100000
 
-Files: table.md, table.csv, runs.csv (a line per run, numbers as they are), table.png (avg_reward
-over frames and over minutes). docs/benchmarks.md explains the columns.
+Files: table.md, table.csv, runs.csv (a line per run, numbers as they are, and all settings),
+table.png (avg_reward over frames and over minutes); with --curves a csv for every run, with its
+episodes. The terminal shows the columns that it has room for; docs/benchmarks.md explains them.
 """
 
 import argparse
+import runpy
+import textwrap
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from statistics import mean, median, pstdev
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from benchmarks import UserError, charts
 from benchmarks.arguments import positive
-from benchmarks.ladder import SOLVE_FRAMES
 from benchmarks.records import Record, Setting, read_records
 from benchmarks.report import (
     HARDWARE,
+    ROOT,
+    fitted,
     in_rows,
     join_machine,
     made,
@@ -43,6 +50,9 @@ NOTE = "Medians over the seeds (and their range); docs/benchmarks.md explains th
 BOUND_NOTE = '">": a lower bound, because a run was not solved; it counts with what it has played.'
 BOOK_NOTE = "The book: second edition (GTX 1080 Ti); third edition (a newer GPU, solved at 18)."
 BASELINE = "01_baseline"
+WHOLE_WAY = 2_000_000  # frames; a run that may play so many is one to 17
+MEASURING = {"amp", "epsilon_frames", "replay_initial"}  # that `ladder` compares FPS with
+FIRST = ("solved", "FPS", "minutes", "frames", "machine", "avg_reward")  # in a narrow terminal
 # What the chapter measured: FPS, then minutes, of its second and its third edition.
 BOOK = {
     "00_slow_grads": ((157, 219), (115, 51.0)),
@@ -59,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     text = "add the learning curve, in columns of N frames, and a line for every run"
     parser.add_argument("--every", type=positive, metavar="N", help=text)
+    text = "write the episodes of each run, too: curves/RUN.csv"
+    parser.add_argument("--curves", action="store_true", help=text)
     text = "where the table is written (default: RUN if there is one, else runs/table)"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
 
@@ -72,10 +84,11 @@ def run(args: argparse.Namespace) -> int:
         settings.setdefault(record.setting, []).append(record)
     groups = list(settings.values())
     edges = range(0, max(record.frames for record in records), args.every) if args.every else ()
+    shared = shared_changes(groups)
     rows: list[dict[str, str]] = []
     names: dict[str, list[Record]] = {}
     for runs in groups:
-        name = label(runs[0], groups)
+        name = label(runs[0], groups, shared)
         parts = [runs, *([one] for one in runs if args.every and len(runs) > 1)]
         rows += [row(name, part, groups) | learning_curve(part, edges) for part in parts]
         machine = f", machine {rows[-1]['machine']}" * bool(rows[-1]["machine"])
@@ -83,16 +96,28 @@ def run(args: argparse.Namespace) -> int:
     header = [name for name in rows[0] if any(cells[name] for cells in rows)]
     table = [[cells[name] for name in header] for cells in rows]
     notes = [*describe(ladder), NOTE]
+    told = ", ".join(_shown(*one) for one in shared.items())
+    notes += [f"Not the defaults, in all runs that have them: {told}."] * bool(shared)
     notes += [BOUND_NOTE] * any("> " in cell for cells in table for cell in cells)
     notes += [BOOK_NOTE] * any(name.startswith("book") for name in header)
     notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
     out = made(args.out or (args.runs[0] if len(args.runs) == 1 else Path("runs/table")))
-    text = write_table(out / "table", "Runs", header, table, notes)
-    write_csv(out / "runs.csv", [RUNS_HEADER, *(numbers(record, records) for record in records)])
+    write_table(out / "table", "Runs", header, table, notes)
+    asked = sorted({name for record in records for name in record.settings})
+    lines = [numbers(r, records) + [r.settings.get(name, "") for name in asked] for r in records]
+    write_csv(out / "runs.csv", [RUNS_HEADER + asked, *lines])
+    for number, record in enumerate(records if args.curves else ()):
+        same = sum(other.folder.name == record.folder.name for other in records[:number])
+        file = made(out / "curves") / f"{record.folder.name}{f'-{same}' * bool(same)}.csv"
+        curves = vars(record.curves)
+        write_csv(file, [[*curves], *zip(*curves.values(), strict=True)])
     seeds = f"seeds {in_rows({record.seed for record in records})}"
     hardware = [join_machine(machine, HARDWARE) for machine in machines_of(ladder)]
     charts.reward_chart(out / "table.png", names, "; ".join([*hardware, seeds]))
-    print(f"{text}\nwritten to {out}")  # last: a pipe to head may close
+    filled = [textwrap.fill(note, 80, subsequent_indent="  ") for note in notes]
+    print(
+        "\n".join([*filled, "", fitted(header, table, FIRST), "", f"all columns: {out}/table.md"])
+    )
     return 0
 
 
@@ -114,28 +139,94 @@ def drop_repeated(records: Sequence[Record]) -> tuple[list[Record], int]:
     return kept, len(records) - len(kept)
 
 
-def label(record: Record, groups: Sequence[Sequence[Record]]) -> str:
-    """The rung, and the settings that not all its groups share, without those that most have."""
-    mine = record.settings
-    others = [other[0].settings for other in groups if other[0].script == record.script]
+@cache
+def defaults(script: str) -> dict[str, Any]:
+    """The settings of a rung without flags, but those that a resumed run may change."""
+    try:
+        hints = get_type_hints(runpy.run_path(str(ROOT / f"{script}.py"))["train"])
+    except (OSError, ImportError):  # no rung of today; or it lacks Ray, for example
+        return {}
+    settings = fields(next(iter(hints.values())))
+    return {e.name: e.default for e in settings if not e.metadata["free"]}
+
+
+def changed(run: Record) -> dict[str, Setting]:
+    """The settings of a run that are not its rung's defaults."""
+    usual, told = defaults(run.script), run.settings
+    left_out = ("cuda", "device")  # they are the machine's
+    return {
+        name: told[name]
+        for name in usual.keys() & told.keys() - {*left_out}
+        if told[name] != usual[name] and usual[name] != "auto"
+    }
+
+
+def shared_changes(groups: Sequence[Sequence[Record]]) -> dict[str, Setting]:
+    """What no group has as its default and all have alike, but the game."""
+    shared: dict[str, Setting] = {}
+    for name in sorted({name for group in groups for name in changed(group[0])} - {"env"}):
+        have = [group[0] for group in groups if name in group[0].settings]
+        values = {one.settings[name] for one in have}
+        every = all(name in changed(one) for one in have) and len(values) == 1
+        if (
+            every
+            and len(groups) > 1
+            and (len(have) == len(groups) or len({r.script for r in have}) > 1)
+        ):
+            shared[name] = values.pop()
+    return shared
+
+
+def label(record: Record, groups: Sequence[Sequence[Record]], shared: Mapping[str, Setting]) -> str:
+    """The rung, and its settings that are not the defaults, without those that all groups share.
+
+    Of settings without a known default, those that not all groups of the rung share, but the usual.
+    """
+    known, changes = defaults(record.script), changed(record)
+    others = [_all_settings(group[0]) for group in groups if group[0].script == record.script]
     told = []
-    for name in sorted(mine):
-        values = Counter(other[name] for other in others if name in other)
-        (usual, times), *rest = values.most_common()
-        if rest and (mine[name] != usual or rest[0][1] == times):
-            told.append(f"{name} {_shown(mine[name])}")
+    for name, value in sorted(_all_settings(record).items()):
+        (usual, times), *rest = Counter(o[name] for o in others if name in o).most_common()
+        unusual = bool(rest) and (value != usual or rest[0][1] == times)
+        if name in changes.keys() - shared.keys() or (name not in known and unusual):
+            told.append(_shown(name, value))
     return f"{record.script} ({', '.join(told)})" if told else record.script
 
 
-def _shown(value: Setting) -> str:
+def _all_settings(record: Record) -> dict[str, Setting]:
+    mine = {name: record.machine.get(name, "") for name in ("threads", "left_out")}
+    return record.settings | mine
+
+
+def _shown(name: str, value: Setting) -> str:
+    if name == "env":
+        return str(value).removesuffix("NoFrameskip-v4")
     if isinstance(value, str):
-        return value or "none"
-    return f"{value:,.0f}" if value.is_integer() else f"{value:g}"
+        return f"{name} {value or 'none'}"
+    return f"{name} " + (f"{value:,.0f}" if float(value).is_integer() else f"{value:g}")
 
 
 def machines_of(records: Sequence[Record]) -> list[dict[str, Setting]]:
-    """The machines of the runs, each once."""
-    return list({frozenset(one.machine.items()): one.machine for one in records}.values())
+    """The machines of the runs, each once, whatever their threads."""
+    found = map(machine_of, records)
+    return list({frozenset(machine.items()): machine for machine in found}.values())
+
+
+def machine_of(record: Record) -> dict[str, Setting]:
+    """The machine of a run, without what the run took of it."""
+    return {k: v for k, v in record.machine.items() if k not in ("threads", "left_out")}
+
+
+def is_bfloat16(run: Record) -> bool:
+    """Whether it learned in this precision."""
+    return bool(run.settings.get("amp")) or run.settings.get("precision") == "bfloat16"
+
+
+def comparable(run: Record, other: Record) -> bool:
+    """Whether runs of two rungs have game, precision and machine alike, and all that both set."""
+    mine, theirs, both = changed(run), changed(other), run.settings.keys() & other.settings.keys()
+    alike = all(mine.get(name) == theirs.get(name) for name in both - {"amp"})
+    return alike and run.machine == other.machine and is_bfloat16(run) == is_bfloat16(other)
 
 
 def describe(records: Sequence[Record]) -> list[str]:
@@ -146,7 +237,7 @@ def describe(records: Sequence[Record]) -> list[str]:
     told = f"Runs: {len(records)}, {unfinished} of them unfinished"
     commits = sorted({record.commit for record in records} - {""})
     told += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'not told'}"
-    low = [r for r in records if r.settings.get("amp") or r.settings.get("precision") == "bfloat16"]
+    low = [record for record in records if is_bfloat16(record)]
     if 0 < len(low) < len(records):
         scripts = ", ".join(sorted({record.script for record in low}))
         told += f"; {plural(len(low), 'run')} of {scripts} in bfloat16, the others in float32: "
@@ -169,10 +260,14 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
     seeds = [record.seed for record in runs]
     ratios = [ratio for one in runs if (ratio := fps_to_01(one, records)) is not None]
     rewards = [record.avg_reward for record in runs if record.avg_reward is not None]
-    book_fps, book_minutes = (against_01(runs[0].script, which) for which in (0, 1))
+    changes, books = set(changed(runs[0])), ["", ""]  # the book's, if all is as there
+    if changes <= MEASURING:
+        books[0] = against_01(runs[0].script, 0)
+    if changes <= {"amp"}:
+        books[1] = against_01(runs[0].script, 1)
     return {
         "rung": name,
-        "machine": f"{machines.index(runs[0].machine) + 1}" if machines[1:] else "",
+        "machine": f"{machines.index(machine_of(runs[0])) + 1}" if machines[1:] else "",
         "seeds": in_rows(seeds) + " (held out)" * (min(seeds) >= HELD_OUT),
         "solved": f"{sum(solved)} of {len(runs)}" + f", {unfinished} unfinished" * bool(unfinished),
         "FPS": spread([r.fps for r in runs if r.fps is not None]) or "did not train",
@@ -183,8 +278,8 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
         "minutes: trial won": won if any(record.tried for record in runs) else "",
         "avg_reward": spread(rewards, 1) or "no game ended",
         "evaluation": spread([mean(r.evaluation) for r in runs if r.evaluation], 1),
-        "book: FPS (/ 01's)": book_fps,
-        "book: minutes (/ 01's)": book_minutes,
+        "book: FPS (/ 01's)": books[0],
+        "book: minutes (/ 01's)": books[1],
     }
 
 
@@ -198,47 +293,36 @@ def against_01(script: str, which: int) -> str:
 
 
 def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
-    """FPS as a ratio to the nearest run of 01 there, of the settings most like the run's own.
-
-    None if no run of 01 was within the hour.
-    """
+    """FPS as a ratio to the nearest run of 01 that is comparable; None: none within the hour."""
 
     def apart(other: Record) -> float:
         first, second = sorted((run, other), key=lambda record: record.started)
         return max(0.0, second.started - (first.started + 60 * first.minutes))
 
-    baselines = [r for r in records if r.script == BASELINE and r.fps and r.machine == run.machine]
-    near = min(
-        baselines,
-        key=lambda other: (-alike(run, other), apart(other), abs(other.started - run.started)),
-        default=None,
-    )
+    baselines = [r for r in records if r.script == BASELINE and r.fps and comparable(run, r)]
+    order: Callable[[Record], Any] = lambda r: (apart(r), abs(r.started - run.started))  # noqa: E731
+    near = min(baselines, key=order, default=None)
     if near is None or near.fps is None or run.fps is None or apart(near) > HOUR:
         return None
     return run.fps / near.fps
 
 
 def minutes_ratio(runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -> str:
-    """The median of their minutes against that of 01 with the settings most like theirs."""
-    there = [group for group in groups if group[0].machine == runs[0].machine]
-    baselines = [g for g in there if g[0].script == BASELINE and all(one.solved for one in g)]
-    if not baselines:
+    """The median of their minutes against that of 01, where one is comparable and solved it."""
+    of_01 = [
+        group for group in groups if group[0].script == BASELINE and comparable(runs[0], group[0])
+    ]
+    if len(of_01) != 1 or not all(one.solved for one in of_01[0]):
         return ""
-    base = max(baselines, key=lambda group: alike(runs[0], group[0]))
-    theirs = median(minutes for _, minutes in ways_of(base))
+    theirs = median(minutes for _, minutes in ways_of(of_01[0]))
     ratios = [minutes / theirs for _, minutes in ways_of(runs)]
     return bound(np.median, ratios, [record.solved for record in runs], "{:.2f}")
-
-
-def alike(run: Record, other: Record) -> int:
-    """How many settings of another run are those of this one, too."""
-    return sum(run.settings.get(name) == value for name, value in other.settings.items())
 
 
 def went_the_whole_way(runs: Sequence[Record]) -> bool:
     """Whether runs of one setting were started to solve Pong, not only to measure FPS."""
     limit = float(runs[0].settings.get("max_frames", 0))
-    return limit == 0 or limit >= SOLVE_FRAMES or any(record.solved for record in runs)
+    return limit == 0 or limit >= WHOLE_WAY or any(record.solved for record in runs)
 
 
 def ways_of(runs: Sequence[Record]) -> list[tuple[float, float]]:

@@ -88,6 +88,26 @@ def test_seeds_run_through_all_rungs_and_values(rungs, capfd) -> None:
     filled = f"{short} --replay-initial 2000"
     values = [f"{flags} --{no}max-pool --amp" for flags in (filled, short) for no in ("no-", "")]
     assert told == [f"{flags} --seed {seed}" for seed in (5, 6) for flags in values]
+    # One seed where something varies; how many runs, and how long, is told before they start.
+    assert main(["ladder", "--rungs", "02", "--vary", "envs", "1", "2", "--solve", *folder]) == 0
+    out = capfd.readouterr().out
+    assert out.index("2 to do, about 7 hours on two CPU cores") < out.index("[1/2]")
+    assert out.count("--seed 0\n") == 4  # each is said twice: by the ladder, and by the rung
+
+
+def test_what_was_interrupted_is_resumed(rungs, capfd) -> None:
+    begins = "'--resume' in sys.argv or (folder.mkdir(), sys.exit(130))"
+    folder = "Path(sys.argv[-1], '01_baseline-pong-seed0-now')"
+    imports = "import sys\nfrom pathlib import Path\nprint(*sys.argv[1:])\n"
+    (rungs / "01_baseline.py").write_text(f"{imports}folder = {folder}\n{begins}\n")
+    (runs := rungs / "runs").mkdir()
+    command = ["ladder", "--rungs", "01", "--seeds", "0", "--solve", "--run-dir", str(runs)]
+    assert [main(command), main(command), main(command)] == [1, 0, 0]
+    flags = "--max-frames 5000000 --seed 0"
+    out = capfd.readouterr().out
+    assert f"interrupted: 01_baseline.py {flags}\n" in out
+    assert f"\n{flags} --resume {runs}/01_baseline-pong-seed0-now\n" in out
+    assert "1 of 1 runs are complete" in out
 
 
 def test_a_rung_that_fails_or_lacks_something_is_told_and_the_others_go_on(rungs, capfd) -> None:
@@ -97,11 +117,11 @@ def test_a_rung_that_fails_or_lacks_something_is_told_and_the_others_go_on(rungs
     assert main([*command, "01", "02", "07"]) == 1
     out, err = capfd.readouterr()
     assert out.splitlines()[-6:-1] == [
-        "[6/6] 07_speedrun.py --max-frames 2000000 --seed 1",
-        "--max-frames 2000000 --seed 1",
-        "failed (exit code 1): 01_baseline.py --max-frames 2000000 --seed 0",
-        "left out: 02_n_envs.py --max-frames 2000000 --seed 0",  # once
-        "failed (exit code 1): 01_baseline.py --max-frames 2000000 --seed 1",
+        "[6/6] 07_speedrun.py --max-frames 5000000 --seed 1",
+        "--max-frames 5000000 --seed 1",
+        "failed (exit code 1): 01_baseline.py --max-frames 5000000 --seed 0",
+        "left out: 02_n_envs.py --max-frames 5000000 --seed 0",  # once
+        "failed (exit code 1): 01_baseline.py --max-frames 5000000 --seed 1",
     ]
     assert err == "the reason\n" * 2
     assert main([*command, "02"]) == 2
@@ -120,7 +140,7 @@ def test_a_ladder_that_is_asked_to_end_ends_its_rung(tmp_path) -> None:
     )
     command = [sys.executable, "-c", suite]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        *_, pid = (process.stdout.readline() for _ in range(3))
+        *_, pid = (process.stdout.readline() for _ in range(4))
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):

@@ -141,11 +141,41 @@ def test_lines_tell_machines_and_unusual_settings_apart(tmp_path: Path) -> None:
     solved_run(tmp_path, "02", steps=2.0)
     for settings in ({}, {"stack": 4.0}, {"gamma": 0.97}):
         solved_run(tmp_path, "07", **{"stack": 2.0, "gamma": 0.99} | settings)
-    solved_run(tmp_path, "09", machine=MACHINE | {"threads": 1})
+    for threads in (1, 2, 2):
+        solved_run(tmp_path, "09", machine=MACHINE | {"threads": threads})
+    solved_run(tmp_path, "10", machine=MACHINE | {"cpu": "another"})
     table = table_of(tmp_path)
-    told = ["02 (steps 4)", "02 (steps 2)", "07", "07 (stack 4)", "07 (gamma 0.97)", "09"]
-    assert column(table, "rung") == told
-    assert column(table, "machine") == ["1"] * 5 + ["2"]
+    told = ["02 (steps 4)", "02 (steps 2)", "07", "07 (stack 4)", "07 (gamma 0.97)"]
+    assert column(table, "rung") == [*told, "09 (threads 1)", "09 (threads 2)", "10"]
+    assert column(table, "machine") == ["1"] * 7 + ["2"]  # one and two threads are one machine
+
+
+def test_a_row_names_game_and_settings_and_nothing_is_compared_across_them(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    pong = {"batch_size": 32.0, "gamma": 0.98, "env": "PongNoFrameskip-v4"}
+    for fps, settings in ((100, {}), (50, {"env": "BreakoutNoFrameskip-v4"})):
+        solved_run(tmp_path, "01_baseline", fps=fps, **pong | settings)
+    for settings in ({}, {"envs": 6.0}, {"batch_size": 64.0, "learning_rate": 2e-4}):
+        solved_run(tmp_path, "02_n_envs", fps=200, **{"envs": 3.0} | pong | settings)
+    table, rung = table_of(tmp_path, "--curves"), "02_n_envs"
+    changed = f"{rung} (batch_size 64, learning_rate 0.0002)"
+    rungs = ["01_baseline", "01_baseline (Breakout)", rung, f"{rung} (envs 6)", changed]
+    assert column(table, "rung") == rungs
+    assert column(table, "FPS / 01's") == ["1.00", "1.00", "2.00", "2.00", ""]
+    assert column(table, "minutes / 01's") == ["1.00", "1.00", "1.00", "1.00", ""]
+    assert "book: FPS (/ 01's)" not in table[0]  # gamma is none of the book's
+    out = capsys.readouterr().out
+    assert "in all runs that have them: gamma 0.98" in out
+    assert "\n02_n_envs" in out
+    assert max(map(len, out.splitlines()[:-1])) <= 80
+    with open(tmp_path / "runs.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert (lines[-1]["learning_rate"], lines[0]["learning_rate"]) == ("0.0002", "")
+    (*_, curve) = sorted((tmp_path / "curves").iterdir())
+    episodes = "seconds,frames,avg_reward,reward,steps\n20.0,4000.0,-20.0,-20.0,1000.0\n"
+    assert curve.read_text().startswith(episodes)
 
 
 def test_learning_curves_by_frames(tmp_path: Path) -> None:
