@@ -95,7 +95,7 @@ def planned(args: argparse.Namespace) -> list[Command]:
     chosen = args.seeds or [range(1 if name else 3)]
     if name and not values:
         raise UserError(f"--vary {name}: name the values, too")
-    varied = [
+    varied: list[tuple[str, ...]] = [
         (f"--{SWITCHES[value]}{name}",) if value in SWITCHES else (f"--{name}", value)
         for value in values
     ]
@@ -140,7 +140,7 @@ def run_rung(command: Command, run_dir: Path) -> int:
     before, commit_now, told = set(run_dir.glob(name)), commit(), shlex.join(command)
     files = [file for file in run_dir.glob(f"*/{BEGUN}") if file.read_text("utf-8") == told]
     where = ["--resume", files[0].parent] if files else ["--run-dir", run_dir]
-    program = [sys.executable, ROOT / script, *flags, *where]
+    program: list[str | Path] = [sys.executable, ROOT / script, *flags, *where]
     # In a process group of its own, so that a Ctrl-C of the terminal reaches us alone.
     with subprocess.Popen(program, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0) as rung:
         try:

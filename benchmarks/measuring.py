@@ -35,7 +35,7 @@ def measure(
         try:
             measures[way] = make()
         except Exception as error:  # no compiler, for example: the other ways can go on
-            why_not[way] = " ".join(str(error).split())[:160]
+            why_not[way] = f"not run: {' '.join(str(error).split())[:160]}"
     measured: dict[str, list[float]] = {way: [] for way in ways}
     for repeat in range(repeats):
         first = repeat % max(len(measures), 1)  # another one begins every time

@@ -43,6 +43,7 @@ def main() -> None:
         axes.axhline(17, color="tab:gray", linewidth=0.8)
         if x_label == "minutes":
             axes.set_xscale("log")
+            axes.set_xlim(left=0.3)
             axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(x_label)
         axes.set_ylabel("smoothed reward")

@@ -108,7 +108,7 @@ def read_record(folder: Path) -> Record | None:
     fps = last.get("outcome/fps") if updates else None
     frames = last.get("outcome/frames") or _latest(last, "frames")
     minutes = (last.get("outcome/seconds") or _latest(last, "time_passed")) / 60
-    reached = last.get("outcome/reached_frames"), last.get("outcome/reached_minutes")
+    reached = [last.get(f"outcome/reached_{name}", 0.0) for name in ("frames", "minutes")]
     solved = bool(last.get("outcome/solved", 0.0))
     # The settings may have been written again when the run was resumed.
     times = [events.FirstEventTimestamp(), *(curve[0].wall_time for curve in points.values())]
@@ -122,7 +122,7 @@ def read_record(folder: Path) -> Record | None:
         fps=last.get("train/avg_fps") if fps is None else fps,
         minutes=minutes,
         frames=int(frames),
-        to_bar=reached if reached[0] and reached[0] > 0 else (frames, minutes),  # not NaN
+        to_bar=(reached[0], reached[1]) if reached[0] > 0 else (frames, minutes),  # not NaN
         tried="trial/won" in last,
         evaluation=[value for _, value in scalars.get("evaluation/reward", ())],
         solved=solved,

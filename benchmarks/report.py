@@ -132,5 +132,5 @@ def spread(values: Sequence[float], digits: int | None = None) -> str:
         return ""
     middle = statistics.median(values)
     digits = (1 if middle < 100 else 0) if digits is None else digits
-    middle, low, high = (f"{v:,.{digits}f}" for v in (middle, min(values), max(values)))
-    return middle if low == high else f"{middle} ({low} to {high})"
+    told, low, high = (f"{v:,.{digits}f}" for v in (middle, min(values), max(values)))
+    return told if low == high else f"{told} ({low} to {high})"

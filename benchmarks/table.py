@@ -235,6 +235,8 @@ def describe(records: Sequence[Record]) -> list[str]:
     bars = " or ".join(f"{bar:g}" for bar in sorted({record.bar for record in records}))
     unfinished = sum(not record.finished for record in records)
     told = f"Runs: {len(records)}, {unfinished} of them unfinished"
+    threads = {int(r.machine["threads"]) for r in records if "threads" in r.machine}
+    told += f"; threads {in_rows(threads)}" * bool(threads)
     commits = sorted({record.commit for record in records} - {""})
     told += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'not told'}"
     low = [record for record in records if is_bfloat16(record)]

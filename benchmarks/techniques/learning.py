@@ -1,4 +1,4 @@
-"""Techniques of learning: device, compilation, precision, copies, and the network's details."""
+"""Techniques of learning: device, compilation, precision, copies, and details of an update."""
 
 import copy
 import warnings
@@ -9,7 +9,6 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from benchmarks import Failed
 from benchmarks.measuring import Measure, timed
@@ -45,22 +44,18 @@ class Learner:
         self,
         device: torch.device,
         size: int,
-        network: Callable[..., nn.Module] = DQN,
-        change: Callable[[nn.Module], Any] = lambda network: network,
+        change: Callable[[DQN], Any] = lambda net: net,
         dtype: torch.dtype | None = None,
         tf32: bool = True,
         graph: bool = False,
         pinned: bool | None = None,
         later: bool = False,
-        needs_gpu: bool = False,
-        **adam: bool,
+        **adam: Any,
     ) -> None:
-        if needs_gpu and device.type == "cpu":
-            raise Failed("without --cuda" if torch.cuda.is_available() else "no GPU here")
         torch.manual_seed(0)  # the same weights and batches for every way
-        net = network(SHAPE, ACTIONS).to(device)
+        net = DQN(SHAPE, ACTIONS).to(device)
         optimizer = torch.optim.Adam(net.parameters(), 1e-4, **(adam or {"fused": True}))
-        target, net = change(copy.deepcopy(net)), change(net)
+        target, self.net = change(copy.deepcopy(net)), change(net)
         scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
         batches = [noise(size) for _ in range(8)]
         if pinned:
@@ -74,20 +69,19 @@ class Learner:
         @torch.no_grad()
         def values(batch: Batch) -> torch.Tensor:
             with autocast():
-                return net(batch.states)
+                return self.net(batch.states)
 
         def learn(batch: Batch, step: bool = True) -> None:
             optimizer.zero_grad()
             with autocast():
                 with torch.no_grad():
                     next_q = target(batch.next_states)
-                loss = bellman_loss(net(batch.states), next_q, batch, DEFAULTS.gamma)
+                loss = bellman_loss(self.net(batch.states), next_q, batch, DEFAULTS.gamma)
             scaler.scale(loss).backward()
             if step:
                 scaler.step(optimizer)
                 scaler.update()
 
-        self.net = net
         self.copy = lambda: to(device, next(places), later)
         prepare = partial(graphed, self.copy()) if graph else lambda function: function
         self.values, self.learn = prepare(values), prepare(learn)
@@ -127,43 +121,44 @@ def graphed(batch: Batch, function: Callable[[Batch], Any]) -> Callable[[Batch],
     return call
 
 
-def compare(
-    settings: Settings, ways: Mapping[str, Mapping[str, Any]], *tasks: str, prefix: str = ""
-) -> Works:
-    """The tasks of learners, which are made in these ways."""
+def compare(settings: Settings, ways: dict[str, Any], *tasks: str, what: str = "") -> Works:
+    """The tasks of learners that are made in these ways; those with ``gpu`` need one."""
 
-    def make(task: str, how: Mapping[str, Any]) -> Measure:
-        return timed(getattr(Learner(**{"device": settings.device, "size": size} | how), task))
+    def make(task: str, device: Any = settings.device, gpu: bool = False, **how: Any) -> Measure:
+        if gpu and device.type == "cpu":
+            raise Failed("without --cuda" if torch.cuda.is_available() else "no GPU here")
+        return timed(getattr(Learner(device, settings.batch_size, **how), task))
 
-    size = settings.batch_size
     return {
-        f"{prefix}{task} of {size} (ms)": {way: partial(make, task, ways[way]) for way in ways}
+        f"{what}{task} of {settings.batch_size} (ms)": {
+            way: partial(make, task, **how) for way, how in ways.items()
+        }
         for task in tasks
     }
 
 
 def device(settings: Settings) -> Works:
     """CPU and GPU, by batch."""
-    ways = {"CPU": {"device": torch.device("cpu")}, "GPU": {"needs_gpu": True}}
-    works: dict[str, Any] = {}
+    ways, works = {"CPU": {"device": torch.device("cpu")}, "GPU": {"gpu": True}}, dict[str, Any]()
     for size in (1, 32, 256):
         works |= compare(settings._replace(batch_size=size), ways, "forward")
     return works
 
 
+def scripted(net: Any) -> Any:
+    """The network with layers in TorchScript, which does not know all of ``DQN.pixels``."""
+    with warnings.catch_warnings(action="ignore"):  # of what the table says
+        net.conv, net.fc = torch.jit.script(net.conv), torch.jit.script(net.fc)
+    return net
+
+
 def compilation(settings: Settings) -> Works:
     """Eager and compiled."""
-
-    def scripted(net: nn.Module) -> nn.Module:
-        with warnings.catch_warnings(action="ignore"):  # of what the table says
-            net.conv, net.fc = torch.jit.script(net.conv), torch.jit.script(net.fc)
-        return net
-
     ways: dict[str, dict[str, Any]] = {
         "eager": {},
-        "torch.jit.script, deprecated (layers)": {"change": scripted},
-        "torch.compile (networks)": {"change": torch.compile},
-        "CUDA graph": {"needs_gpu": True, "graph": True, "fused": True, "capturable": True},
+        "torch.jit.script (deprecated)": {"change": scripted},
+        "torch.compile": {"change": torch.compile},
+        "CUDA graph": {"gpu": True, "graph": True, "fused": True, "capturable": True},
     }
     return compare(settings, ways, "forward", "update")
 
@@ -172,9 +167,9 @@ def precision(settings: Settings) -> Works:
     """Full precision, TF32 and autocast."""
     ways: dict[str, dict[str, Any]] = {
         "float32": {"tf32": False},
-        "TF32": {"needs_gpu": True},
+        "TF32": {"gpu": True},
         "bfloat16 autocast": {"dtype": torch.bfloat16},
-        "float16, GradScaler": {"needs_gpu": True, "dtype": torch.float16},
+        "float16, GradScaler": {"gpu": True, "dtype": torch.float16},
     }
     return compare(settings, ways, "forward", "update")
 
@@ -182,30 +177,29 @@ def precision(settings: Settings) -> Works:
 def copies(settings: Settings) -> Works:
     """Batches from the CPU to the GPU."""
     ways = {
-        "pageable": {"pinned": False},
-        "pinned": {"pinned": True},
-        "pinned, asynchronous": {"pinned": True, "later": True},
+        "pageable": {"gpu": True, "pinned": False},
+        "pinned": {"gpu": True, "pinned": True},
+        "pinned, asynchronous": {"gpu": True, "pinned": True, "later": True},
     }
-    ways = {way: {"needs_gpu": True} | ways[way] for way in ways}
     return compare(settings, ways, "copy", "update")
 
 
-class Contiguous(DQN):
+def contiguous(net: Any) -> Any:
     """The network without its memory format."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.conv.to(memory_format=torch.contiguous_format)
+    def pixels(frames: torch.Tensor) -> torch.Tensor:
+        scaled = frames.to(torch.float32).mul_(1 / 255)
+        return scaled.sub_(scaled.mean((1, 2, 3), keepdim=True))
 
-    def pixels(self, frames: torch.Tensor) -> torch.Tensor:
-        pixels = frames.to(torch.float32).mul_(1 / 255)
-        return pixels.sub_(pixels.mean((1, 2, 3), keepdim=True))
+    net.conv.to(memory_format=torch.contiguous_format)
+    net.pixels = pixels
+    return net
 
 
 def details(settings: Settings) -> Works:
     """What else makes the rungs' update faster."""
-    layouts = {"contiguous": {"network": Contiguous}, "channels-last": {}}
+    layouts = {"contiguous": {"change": contiguous}, "channels-last": {}}
     by_tensor = {"foreach": False, "fused": False}
     adams = {"by tensor": by_tensor, "foreach": {"foreach": True}, "fused": {"fused": True}}
-    works = compare(settings, layouts, "update", prefix="memory format: ")
-    return {**works, **compare(settings, adams, "update", prefix="Adam: ")}
+    works = compare(settings, layouts, "update", what="memory format: ")
+    return {**works, **compare(settings, adams, "update", what="Adam: ")}

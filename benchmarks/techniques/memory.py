@@ -66,6 +66,7 @@ def ours(count: int, device: torch.device) -> ReplayBuffer:
     """The rungs' buffer, full."""
     buffer, begins = ReplayBuffer(count, SHAPE, device), np.array([True])
     zero, first = np.zeros(1), next(frames(1))
+    columns: tuple[Any, ...]
     for frame in frames(count):
         columns = zero.astype(int), zero.astype("f4"), zero > 0, frame, begins, first, [None]
         buffer.extend([Transitions(*columns)])

@@ -64,13 +64,13 @@ def environments(settings: Settings) -> Works:
     def processes() -> AsyncVectorEnv:
         return AsyncVectorEnv([make_env] * n, context=fresh_processes().get_start_method())
 
-    how = {"num_envs": n, "num_threads": min(cores(), n)}
-    ways = {
+    in_cpp = partial(AtariVectorEnv, "pong", n, num_threads=min(cores(), n))
+    ways: dict[str, Callable[[], Measure]] = {
         "one": partial(turns, 1),
         f"{n} in turn": partial(turns, n),
         f"{n} in threads": threads,
         f"{n} in processes (AsyncVectorEnv)": partial(vector, processes),
-        f"{n} in C++ (AtariVectorEnv)": partial(vector, partial(AtariVectorEnv, "pong", **how)),
+        f"{n} in C++ (AtariVectorEnv)": partial(vector, in_cpp),
         f"{n} in our emulator": partial(vector, partial(PongVectorEnv, n, threads=min(cores(), n))),
     }
     return {"a frame (ms)": ways}
@@ -108,7 +108,7 @@ def iteration(settings: Settings, frames: int, where: str = "", without: str = "
             buffer.extend(next(played))
         sampled = batch if without == "sampling" else buffer.sample(settings.batch_size)
         if without != "loss":
-            learner.learn(sampled, without != "step")
+            learner.learn(sampled, step=without != "step")
         if coming:
             buffer.extend(coming.result())
 
