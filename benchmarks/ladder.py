@@ -139,8 +139,8 @@ def run_rung(command: Command, run_dir: Path) -> int:
     name = f"{Path(script).stem}-*seed{flags[-1]}-*/"  # another ladder may run there, too
     before, commit_now, told = set(run_dir.glob(name)), commit(), shlex.join(command)
     files = [file for file in run_dir.glob(f"*/{BEGUN}") if file.read_text("utf-8") == told]
-    where = ["--resume", files[0].parent] if files else ["--run-dir", run_dir]
-    program: list[str | Path] = [sys.executable, ROOT / script, *flags, *where]
+    where = ["--resume", str(files[0].parent)] if files else ["--run-dir", str(run_dir)]
+    program = [sys.executable, str(ROOT / script), *flags, *where]
     # In a process group of its own, so that a Ctrl-C of the terminal reaches us alone.
     with subprocess.Popen(program, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0) as rung:
         try:

@@ -83,8 +83,8 @@ class Learner:
                 scaler.update()
 
         self.copy = lambda: to(device, next(places), later)
-        prepare = partial(graphed, self.copy()) if graph else lambda function: function
-        self.values, self.learn = prepare(values), prepare(learn)
+        self.values: Callable[[Batch], Any] = graphed(self.copy(), values) if graph else values
+        self.learn: Callable[..., Any] = graphed(self.copy(), learn) if graph else learn
 
     def forward(self) -> None:
         """The values of a batch, without gradients."""
