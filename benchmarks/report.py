@@ -44,27 +44,18 @@ def fitted(header: Sequence[str], rows: Sequence[Sequence[str]], first: Sequence
     What the first column has in brackets gets lines of its own.
     """
     room = shutil.get_terminal_size().columns
-    names = [row[0].partition(" (")[0] for row in rows]
-    width = {
-        column: 2 + max(map(len, cells))
-        for column, *cells in zip(header, header, *rows, strict=True)
-    }
-    width[header[0]] = max(map(len, [header[0], *names]))
-    left, shown = room - width[header[0]], {header[0]}
-    for column in [*first, *header[1:]]:
-        if column in width and column not in shown and width[column] <= left:
-            left -= width[column]
-            shown.add(column)
+    named = [header, *([row[0].partition(" (")[0], *row[1:]] for row in rows)]
+    widths = [max(map(len, cells)) + 2 for cells in zip(*named, strict=True)]
+    shown, left = [0], room - widths[0] + 2
+    order = [header.index(name) for name in first if name in header]
+    for column in dict.fromkeys([*order, *range(1, len(header))]):
+        if widths[column] <= left:
+            shown.append(column)
+            left -= widths[column]
     lines = []
-    for name, row in zip([header[0], *names], [header, *rows], strict=True):
-        cells = zip(header, [name, *row[1:]], strict=True)
-        lines.append(
-            "".join(
-                cell.ljust(width[c]) if c == header[0] else cell.rjust(width[c])
-                for c, cell in cells
-                if c in shown
-            )
-        )
+    for cells, row in zip(named, [header, *rows], strict=True):
+        others = (cells[column].rjust(widths[column]) for column in sorted(shown)[1:])
+        lines.append(cells[0].ljust(widths[0] - 2) + "".join(others))
         told = row[0].partition(" (")[2].removesuffix(")")
         lines += textwrap.wrap(told, room, initial_indent="  ", subsequent_indent="  ")
     return "\n".join(lines)

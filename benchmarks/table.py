@@ -114,10 +114,9 @@ def run(args: argparse.Namespace) -> int:
     seeds = f"seeds {in_rows({record.seed for record in records})}"
     hardware = [join_machine(machine, HARDWARE) for machine in machines_of(ladder)]
     charts.reward_chart(out / "table.png", names, "; ".join([*hardware, seeds]))
-    filled = [textwrap.fill(note, 80, subsequent_indent="  ") for note in notes]
-    print(
-        "\n".join([*filled, "", fitted(header, table, FIRST), "", f"all columns: {out}/table.md"])
-    )
+    printed = [textwrap.fill(note, 80, subsequent_indent="  ") for note in notes]
+    printed += ["", fitted(header, table, FIRST), "", f"all columns: {out}/table.md"]
+    print("\n".join(printed))  # at once: a pipe to head may close
     return 0
 
 
@@ -153,27 +152,17 @@ def defaults(script: str) -> dict[str, Any]:
 def changed(run: Record) -> dict[str, Setting]:
     """The settings of a run that are not its rung's defaults."""
     usual, told = defaults(run.script), run.settings
-    left_out = ("cuda", "device")  # they are the machine's
-    return {
-        name: told[name]
-        for name in usual.keys() & told.keys() - {*left_out}
-        if told[name] != usual[name] and usual[name] != "auto"
-    }
+    names = usual.keys() & told.keys() - {"cuda", "device"}  # which the machine tells
+    return {n: told[n] for n in names if usual[n] not in (told[n], "auto")}
 
 
 def shared_changes(groups: Sequence[Sequence[Record]]) -> dict[str, Setting]:
-    """What no group has as its default and all have alike, but the game."""
-    shared: dict[str, Setting] = {}
-    for name in sorted({name for group in groups for name in changed(group[0])} - {"env"}):
-        have = [group[0] for group in groups if name in group[0].settings]
-        values = {one.settings[name] for one in have}
-        every = all(name in changed(one) for one in have) and len(values) == 1
-        if (
-            every
-            and len(groups) > 1
-            and (len(have) == len(groups) or len({r.script for r in have}) > 1)
-        ):
-            shared[name] = values.pop()
+    """What no rung has as its default, and all runs that have it have alike, but the game."""
+    runs, shared = [group[0] for group in groups], dict[str, Setting]()
+    for name in sorted({name for run in runs for name in changed(run)} - {"env"}):
+        values = [changed(run).get(name) for run in runs if name in run.settings]
+        if len(values) > 1 and len(set(values)) == 1 and values[0] is not None:
+            shared[name] = values[0]
     return shared
 
 

@@ -67,7 +67,8 @@ def test_a_rung_is_taken_apart(tmp_path) -> None:
     assert {part for who, part in told if who == "main process"} == learner | shared
     assert {part for who, part in told if who == "player process"} == player | shared
     assert min(told.values()) > 0
-    assert (tmp_path / "timeline.png").stat().st_size > 10_000
+    for picture in ("timeline.png", "breakdown.png"):
+        assert (tmp_path / picture).stat().st_size > 10_000
 
 
 @pytest.fixture

@@ -46,14 +46,12 @@ def environments(settings: Settings) -> Works:
 
         return step
 
-    def turns(count: int) -> Measure:
+    def each(count: int, run: Callable[..., Any] = map) -> Measure:
         steps = [stepper(seed) for seed in range(count)]
-        return timed(lambda: [step() for step in steps], count)
+        return timed(lambda: list(run(lambda step: step(), steps)), count)
 
     def threads() -> Measure:
-        steps = [stepper(seed) for seed in range(n)]
-        pool = settings.cleanup.enter_context(ThreadPoolExecutor(n))
-        return timed(lambda: list(pool.map(lambda step: step(), steps)), n)
+        return each(n, settings.cleanup.enter_context(ThreadPoolExecutor(n)).map)
 
     def vector(make: Callable[[], Any]) -> Measure:
         envs = make()
@@ -66,8 +64,8 @@ def environments(settings: Settings) -> Works:
 
     in_cpp = partial(AtariVectorEnv, "pong", n, num_threads=min(cores(), n))
     ways: dict[str, Callable[[], Measure]] = {
-        "one": partial(turns, 1),
-        f"{n} in turn": partial(turns, n),
+        "one": partial(each, 1),
+        f"{n} in turn": partial(each, n),
         f"{n} in threads": threads,
         f"{n} in processes (AsyncVectorEnv)": partial(vector, processes),
         f"{n} in C++ (AtariVectorEnv)": partial(vector, in_cpp),
