@@ -115,7 +115,7 @@ def duration(commands: Sequence[Command]) -> str:
         frames = min([*limits][-1] or TO_17, TO_17)  # the last flag counts; 0: no limit
         hours += frames / fps.get(Path(script).stem, float("inf")) / 3600
         unknown += Path(script).stem not in fps
-    told = f"about {hours:.0f} hours" if hours >= 2 else f"about {60 * hours:.0f} minutes"
+    told = f"about {hours:.0f} hours" if hours >= 2 else f"about {60 * hours + 1:.0f} minutes"
     told += " on two CPU cores, as README's"
     return told + f"; of {unknown} nobody knows how long" * bool(unknown)
 
