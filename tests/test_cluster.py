@@ -17,12 +17,9 @@ import psutil
 import pytest
 import torch
 from conftest import ROOT, one_line, options_of, read_events, run_rung
+from helpers import QUICK, SIZE, STACK, Catch, play_messages, small, start
 from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
-from test_handlers import small
-from test_learning import Catch
-from test_n_step import SIZE, STACK, play
-from test_rungs import QUICK, start
 
 from lib.learning.schedules import LinearSchedule
 from lib.parallel.cluster import Players, learn_from
@@ -195,7 +192,7 @@ def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
 
 
 def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(tmp_path):
-    _, messages = play(messages=5, steps=20)  # of 60 frames each
+    _, messages = play_messages(messages=5, steps=20)  # of 60 frames each
     settings = {"frames_per_update": 20, "replay_initial": 70, "batch_size": 4, "max_frames": 240}
     options = options_of(SCRIPT)(**settings, checkpoint_every=0)
     seen: list[int] = []  # frames counted at each update

@@ -7,64 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch.func import grad_and_value
+from helpers import ACTIONS, SHAPE, functional_updates, make_batch, plain_updates
 
 from lib.envs.experience import Transitions
 from lib.gpu_checks import Results, left_out
-from lib.learning.compiled_update import CapturedForward, CompiledUpdate, compiled_way
+from lib.learning.compiled_update import CapturedForward, compiled_way
 from lib.learning.device_replay import DeviceReplayBuffer
-from lib.learning.dqn_model import DQN, adam
-from lib.learning.loss import bellman_loss
-from lib.learning.replay_buffer import Batch
-from lib.learning.weights import AveragedWeights, MixedWeights
-
-SHAPE, ACTIONS, GAMMA = (4, 84, 84), 6, 0.99
-
-
-def make_batch(size: int = 16) -> Batch:
-    generator = torch.Generator().manual_seed(1)
-    states = torch.randint(0, 256, (2, size, *SHAPE), dtype=torch.uint8, generator=generator)
-    return Batch(
-        states[0],
-        torch.randint(0, ACTIONS, (size,), generator=generator),
-        torch.randn(size, generator=generator),
-        torch.arange(size) % 5 == 0,
-        states[1],
-    )
-
-
-def plain_updates(network: DQN, batch: Batch, count: int) -> list[float]:
-    target, optimizer, losses = copy.deepcopy(network), adam(network, 1e-4), []
-    for _ in range(count):
-        optimizer.zero_grad()
-        with torch.no_grad():
-            next_q = target(batch.next_states)
-        loss = bellman_loss(network(batch.states), next_q, batch, GAMMA)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def functional_updates(network: DQN, batch: Batch, dtype: torch.dtype, count: int) -> list[float]:
-    net = MixedWeights(network, dtype, 1e-4)
-    target = copy.deepcopy(net.compute)
-
-    def loss_of(weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        with torch.no_grad():
-            next_q = net(target, batch.next_states)
-        return bellman_loss(net(weights, batch.states), next_q, batch, GAMMA)
-
-    def update() -> torch.Tensor:
-        gradients, loss = grad_and_value(loss_of)(net.compute)
-        net.adam(gradients)
-        return loss
-
-    learn = CompiledUpdate(update, batch.states.device, net)
-    learn.compile()  # of which nothing is learned
-    losses = [learn().item() for _ in range(count)]
-    network.load_state_dict(net.named(net.weights))
-    return losses
+from lib.learning.dqn_model import DQN
+from lib.learning.weights import AveragedWeights
 
 
 def flat(network: DQN) -> torch.Tensor:

@@ -1,12 +1,11 @@
 """Games on the training device: the states, rewards and ends that ``StackedVectorEnv`` makes."""
 
-from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import VectorEnv
+from helpers import Tensors
 
 from lib.envs.gpu_vector_env import GpuStackedVectorEnv
 from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
@@ -15,31 +14,6 @@ from pong_emulator import PongVectorEnv
 
 GAMES, STEPS, EVERY = 3, 320, 8
 SETTINGS = {"stack": 1, "threads": 1, "reward_clipping": False, "max_num_frames_per_episode": 400}
-
-
-class Tensors:
-    """A console whose arrays are tensors, of the CPU unless told otherwise."""
-
-    def __init__(self, games: VectorEnv, there: Callable = lambda tensor: tensor) -> None:
-        self.games, self.there = games, there
-        self.num_envs, self.single_action_space = games.num_envs, games.single_action_space
-
-    @property
-    def ram(self):
-        return self.games.ram
-
-    def reset(self, *, seed):
-        return self._tensors(self.games.reset(seed=seed))
-
-    def send(self, actions):
-        self.games.send(getattr(actions, "held", actions).numpy())
-
-    def recv(self):
-        return self._tensors(self.games.recv())
-
-    def _tensors(self, results):
-        *arrays, info = results
-        return (*(self.there(torch.from_numpy(array)) for array in arrays), info)
 
 
 @pytest.mark.usefixtures("console")

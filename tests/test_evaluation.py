@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from helpers import curve, play_episodes
 from ignite.handlers import TensorboardLogger
-from test_handlers import curve, play
 
 import pong_emulator
 from lib.envs.experience import Episode
@@ -207,7 +207,7 @@ def test_training_goes_on_until_a_trial_is_passed(tmp_path, monkeypatch, capsys)
     trials = iter([Trial(64, rewards, 17.0) for rewards in ends])
     monkeypatch.setattr(handlers, "try_agent", lambda agent, engine, run: next(trials))
     rewards = [10.0] + [20.0] * 200
-    state, fired = play(tmp_path, rewards, agent=lambda: plays_badly)
+    state, fired = play_episodes(tmp_path, rewards, agent=lambda: plays_badly)
     # The average of 10 and twenties is 17 after 60 games; a trial comes 25 games after another one.
     # The second one was not played to its end, and nothing is told of it.
     first, last = (step for step, _ in curve(tmp_path, "trial/won"))

@@ -22,11 +22,8 @@ if torch.cuda.is_available():  # torch has room for one kind of accelerator
     pytest.skip("there is a real GPU, see test_gpu", allow_module_level=True)
 
 from fake_gpu import NAME, FakeGraph, FakeStream, GpuTensor, gpu, in_place_of_cuda, no_sharing
+from helpers import Tensors, fail_to_open, listed, updates_of, watch
 from ignite.engine import Engine, Events
-from ignite.handlers import TensorboardLogger
-from test_device_games import Tensors
-from test_player import fail_to_open, watch
-from test_run_folder import listed
 
 import pong_emulator
 from lib.gpu_checks import left_out
@@ -35,7 +32,6 @@ from lib.learning.dqn_model import DQN
 from lib.parallel.player import Player
 from lib.training.events import PlayEvents
 from lib.training.options import ReplayOptions
-from lib.training.run import Run
 from pong_emulator import PongVectorEnv
 
 TINY = {"replay_initial": 40, "replay_size": 200, "batch_size": 2, "epsilon_start": 0.5}
@@ -50,32 +46,16 @@ def train(
 
     A rung draws the same random numbers on every device.
     """
-    module, waits = importlib.import_module(script), set[str]()
-    outputs: list[torch.Tensor] = []
-    attach_handlers = module.attach_handlers
+    waits = set[str]()
 
-    def attach(engine: Engine, *args: Any) -> None:
-        attach_handlers(engine, *args)
+    def begin(engine: Engine, *_: Any) -> None:
         engine.add_event_handler(PlayEvents.TRAINING_BEGINS, lambda: gpu.waits.clear())
+        engine.add_event_handler(Events.ITERATION_COMPLETED, lambda: waits.update(gpu.waits))
         torch.manual_seed(1)  # of the CPU and the GPU: networks were made before
 
-        @engine.on(Events.ITERATION_COMPLETED)
-        def completed() -> None:
-            waits.update(gpu.waits)
-            outputs.append(engine.state.output)
-            if len(outputs) == updates:
-                engine.terminate()
-
-    options_class = getattr(module, "Options", ReplayOptions)
-    tiny = TINY if issubclass(options_class, ReplayOptions) else NO_BUFFER
-    options = options_class(**tiny | settings)
-    torch.manual_seed(options.seed)
-    with TensorboardLogger(folder) as tensorboard, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "attach_handlers", attach)
-        run = Run(options, torch.device(device), folder, tensorboard, script)
-        module.train(options, run)
-    losses = [loss.item() for loss in outputs]
-    assert len(losses) == updates
+    options = getattr(importlib.import_module(script), "Options", ReplayOptions)
+    tiny = TINY if issubclass(options, ReplayOptions) else NO_BUFFER
+    losses = updates_of(script, folder, updates, begin, device, **tiny | settings)
     assert np.isfinite(losses).all()
     assert len(set(losses)) > 1  # each its own tensor
     return losses, waits

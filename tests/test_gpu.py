@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import read_events, run_rung
-from test_compiled_update import ACTIONS, SHAPE, functional_updates, make_batch, plain_updates
-from test_rungs import QUICK
+from helpers import ACTIONS, QUICK, SHAPE, functional_updates, make_batch, plain_updates
 
 from lib.gpu_checks import left_out
 from lib.learning.compiled_update import CapturedForward

@@ -2,18 +2,13 @@
 
 import signal
 from contextlib import nullcontext
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import read_events
+from helpers import curve, play_episodes, small, stream
 from ignite.engine import Engine, Events, State
-from ignite.handlers import TensorboardLogger
-from test_player import step
 
-from lib.envs.experience import Episode
-from lib.learning.dqn_model import DQN
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.schedules import LinearSchedule
 from lib.learning.weights import AveragedWeights
@@ -27,50 +22,8 @@ from lib.training.play import replay_batches
 from lib.training.run import Run, Terminated, end_on_signals
 
 
-def stream(rewards: list[float]):
-    """Games of ten steps each, with these rewards."""
-    for reward in rewards:
-        yield from ([step(number)] for number in range(9))
-        yield [step(9)._replace(terminated=np.ones(1, bool), episodes=[Episode(reward, 10)])]
-        yield []  # as of a player that has sent nothing for a second
-
-
-def small() -> DQN:
-    return DQN((2, 36, 36), 3, channels=(2, 2, 2), hidden=2)
-
-
-def play(
-    folder: Path,
-    rewards: list[float],
-    losses=lambda _: 1.0,
-    agent=None,
-    on=(),
-    net=None,
-    **settings,
-):
-    """Run an engine over the stream; returns its state and the names of the events it fired."""
-    options = ReplayOptions(**{"replay_initial": 20, "stop_reward": 17.0, **settings})
-    buffer, saved = ReplayBuffer(5_000, (2, 84, 84)), {"net": net or small()}
-    fired: list[str] = []
-    engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))
-    with TensorboardLogger(folder) as tensorboard:
-        run = Run(options, torch.device("cpu"), folder, tensorboard, "01_baseline")
-        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), saved, agent)
-        if on:
-            engine.add_event_handler(*on)
-        for event in (PlayEvents.EPISODE_COMPLETED, PlayEvents.SOLVED):
-            engine.add_event_handler(event, lambda _, name=event.value: fired.append(name))
-        batches = replay_batches(engine, stream(rewards), buffer, options.replay_initial, 4)
-        state = engine.run(batches)
-    return state, fired
-
-
-def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
-    return [(point.step, point.value) for point in read_events(folder).Scalars(tag)]
-
-
 def test_episodes_are_smoothed_from_the_first_one_on(tmp_path):
-    state, fired = play(tmp_path, [-20.0, -10.0, -21.0])
+    state, fired = play_episodes(tmp_path, [-20.0, -10.0, -21.0])
     assert fired == ["episode_completed"] * 3
     averages = [-20.0, -20.0 * 0.98 - 10.0 * 0.02]
     averages.append(averages[-1] * 0.98 - 21.0 * 0.02)
@@ -85,7 +38,7 @@ def test_episodes_are_smoothed_from_the_first_one_on(tmp_path):
 
 
 def test_training_begins_when_enough_was_played_and_ends_at_the_frame_limit(tmp_path):
-    state, _ = play(tmp_path, [0.0] * 50, max_frames=53)
+    state, _ = play_episodes(tmp_path, [0.0] * 50, max_frames=53)
     assert (state.frames, state.iteration, state.phase) == (53, 53 - 20, "training")
     assert state.update_due
     assert curve(tmp_path, "outcome/updates") == [(0, 33.0)]
@@ -94,7 +47,7 @@ def test_training_begins_when_enough_was_played_and_ends_at_the_frame_limit(tmp_
 @pytest.mark.parametrize("max_frames", [50, 0])
 def test_who_never_trained_has_no_fps_and_who_failed_no_outcome(max_frames, tmp_path):
     """Without a limit the stream ends by itself, as that of a player that is lost."""
-    state, _ = play(tmp_path, [0.0] * 5, replay_initial=100, max_frames=max_frames)
+    state, _ = play_episodes(tmp_path, [0.0] * 5, replay_initial=100, max_frames=max_frames)
     assert (state.frames, state.iteration, state.phase) == (50, 0, "filling")
     tags = read_events(tmp_path).Tags()["scalars"]
     assert ("outcome/frames" in tags, "outcome/fps" in tags) == (max_frames == 50, False)
@@ -102,7 +55,7 @@ def test_who_never_trained_has_no_fps_and_who_failed_no_outcome(max_frames, tmp_
 
 @pytest.mark.parametrize(("goal", "solved"), [(17.0, 30), (None, 0)])
 def test_nothing_is_solved_before_the_first_update_or_without_a_goal(goal, solved, tmp_path):
-    state, _ = play(tmp_path, [20.0] * 5, stop_reward=goal)
+    state, _ = play_episodes(tmp_path, [20.0] * 5, stop_reward=goal)
     assert (state.solved, state.frames) == (bool(solved), solved or 50)
 
 
@@ -117,12 +70,12 @@ def test_a_network_whose_first_layer_stands_still_has_died(averaged, tmp_path, m
         first.add_(update <= 15)
         return 1.0
 
-    play(tmp_path, [0.0] * 8, learn, net=net)
+    play_episodes(tmp_path, [0.0] * 8, learn, net=net)
     assert capsys.readouterr().out.count("the network died within 30 updates and learns") == 1
 
 
 def test_curves_of_both_phases(tmp_path):
-    state, _ = play(tmp_path, [0.0] * 260, replay_initial=2_200, losses=float)
+    state, _ = play_episodes(tmp_path, [0.0] * 260, replay_initial=2_200, losses=float)
     assert [step for step, _ in curve(tmp_path, "filling/fps")] == [1_000, 2_000]
     assert curve(tmp_path, "filling/epsilon") == [(1_000, 0.0), (2_000, 0.0)]
     updates = [100, 200, 300, 400]
@@ -146,7 +99,7 @@ def test_a_signal_between_a_batch_and_its_update_waits_for_the_update(tmp_path, 
             signal.raise_signal(signal.SIGTERM)
 
     on = (Events.ITERATION_STARTED, interrupted)
-    state, _ = play(tmp_path, [0.0] * 10, losses=lambda n: updates.append(n) or 1.0, on=on)
+    state, _ = play_episodes(tmp_path, [0.0] * 10, losses=lambda n: updates.append(n) or 1.0, on=on)
     assert (state.iteration, updates) == (3, [1, 2, 3])
 
 
@@ -159,7 +112,7 @@ def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, 
         return 1.0
 
     with pytest.raises(KeyboardInterrupt):
-        play(tmp_path, [0.0] * 10, losses=interrupted)
+        play_episodes(tmp_path, [0.0] * 10, losses=interrupted)
     assert curve(tmp_path, "outcome/frames") == [(0, 26.0)]
     for number, error in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)):
         with pytest.raises(error):

@@ -6,12 +6,10 @@ import importlib
 import numpy as np
 import pytest
 import torch
+from helpers import Catch
 from ignite.handlers import TensorboardLogger
 from torch import nn
 
-from lib.envs.experience import Episode
-from lib.envs.preprocessing import Preprocessing
-from lib.envs.vector_env import VectorStep
 from lib.learning.agents import EpsilonGreedyAgent, Exploration, GpuExploration, drawn
 from lib.learning.dqn_model import DQN, BlockConv2d, DuelingDQN
 from lib.learning.loss import bellman_loss
@@ -159,48 +157,6 @@ def test_agent_explores_with_epsilon_and_is_greedy_otherwise():
     assert agent.frames == 1_000
     assert 0.2 < np.mean(agent(states) != best) < 0.4  # a quarter of 0.4 draw the best action
     assert 500 < asked[-1] < 700  # the network is asked for the greedy ones only
-
-
-class Catch:
-    """Games, as ``StackedVectorEnv`` plays them: a ball falls, the paddle has to be under it.
-
-    Eight steps a game, +1 if the ball is caught and -1 if not: the optimum is 1.
-    """
-
-    rows, columns, n_actions = 9, 6, 3
-
-    def __init__(self, count: int, preprocessing: Preprocessing, seed: int) -> None:
-        self.rng, self.games = np.random.default_rng(seed), np.arange(count)
-        self.begin()
-        self.states = self.pictures().repeat(preprocessing.stack, axis=1)
-        self.shape = self.states.shape
-
-    def begin(self) -> None:
-        """They begin and end together."""
-        self.row = 0
-        self.ball, self.paddle = self.rng.integers(self.columns, size=(2, len(self.games)))
-
-    def pictures(self) -> np.ndarray:
-        cells = np.zeros((len(self.games), self.rows, self.columns), np.uint8)
-        cells[self.games, self.row, self.ball] = cells[self.games, -1, self.paddle] = 255
-        return cells.repeat(6, axis=1).repeat(6, axis=2)[:, np.newaxis]
-
-    def send(self, actions: np.ndarray) -> None:
-        self.paddle = np.clip(self.paddle + actions - 1, 0, self.columns - 1)
-        self.row += 1
-
-    def recv(self) -> VectorStep:
-        frames, caught = self.pictures(), self.paddle == self.ball
-        self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
-        ended = np.full(len(self.games), self.row == self.rows - 1)
-        rewards = np.where(caught, 1, -1).astype(np.float32) * ended
-        if ended[0]:
-            self.begin()
-            self.states = self.pictures().repeat(self.states.shape[1], axis=1)
-        games = [
-            Episode(float(r), 8) if end else None for r, end in zip(rewards, ended, strict=True)
-        ]
-        return VectorStep(rewards, ended, ended, frames, games)
 
 
 def test_a_rung_learns_a_game_with_a_known_optimum(tmp_path, monkeypatch):

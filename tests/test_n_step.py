@@ -1,76 +1,17 @@
 """n-step messages and the buffer that takes them, against transitions computed one by one."""
 
-import pickle
+import importlib
 from itertools import count
 
 import numpy as np
 import pytest
 import torch
 from conftest import options_of
+from helpers import GAMMA, N_STEPS, SIZE, STACK, Games, play_messages
 
-from lib.envs.experience import Episode
-from lib.envs.vector_env import VectorStep
 from lib.parallel.message_buffer import MessageReplayBuffer
-from lib.parallel.n_step import Message, NStepRecorder
-
-STACK, N_STEPS, GAMMA, SIZE = 3, 3, 0.5, (4, 5)
-
-
-class Games:
-    """Several games, whose frames each show a number of their own; all that happens is kept."""
-
-    def __init__(self, count: int) -> None:
-        self.rng, self.count, self.shown = np.random.default_rng(0), count, 0
-        self.history: list[tuple] = []  # states, actions, rewards, terminated and ended, by step
-        self.states = self.frames().repeat(STACK, axis=1)
-
-    def frames(self) -> np.ndarray:
-        frames = np.zeros((self.count, 1, *SIZE), np.uint8)
-        for frame in frames:
-            frame[0, 0, :2] = divmod(self.shown, 256)
-            self.shown += 1
-        return frames
-
-    def step(self, actions: np.ndarray) -> VectorStep:
-        ended = self.rng.random(self.count) < 0.2
-        terminated = ended & (self.rng.random(self.count) < 0.7)
-        rewards = self.rng.integers(-1, 2, self.count).astype(np.float32)
-        self.history.append((self.states, actions, rewards, terminated, ended))
-        frames = self.frames()
-        self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
-        self.states[ended] = self.frames()[ended]
-        episodes = [Episode(float(game), 1) if end else None for game, end in enumerate(ended)]
-        return VectorStep(rewards, terminated, ended, frames, episodes)
-
-    def transitions(self) -> list[tuple]:
-        """All n-step transitions, one by one, as the definition says."""
-        found = []
-        states, actions, rewards, terminated, ended = map(np.array, zip(*self.history, strict=True))
-        for start, game in np.ndindex(actions.shape):
-            begin = states[start, game].tobytes(), int(actions[start, game])
-            value = 0.0
-            for t in range(start, min(start + N_STEPS, len(actions))):
-                value += GAMMA ** (t - start) * rewards[t, game]
-                if terminated[t, game]:
-                    found.append((*begin, value, True, None))
-                if ended[t, game]:
-                    break
-            else:
-                if start + N_STEPS < len(actions):
-                    after = states[start + N_STEPS, game].tobytes()
-                    found.append((*begin, value, False, after))
-        return sorted(found, key=repr)
-
-
-def play(messages: int, steps: int, games: int = 3) -> tuple[Games, list[Message]]:
-    played, recorder = Games(games), NStepRecorder(STACK, N_STEPS, GAMMA)
-    rng, sent = np.random.default_rng(1), []
-    for version in range(messages):
-        for _ in range(steps):
-            states, actions = played.states, rng.integers(6, size=games)
-            recorder.add(states, actions, played.step(actions))
-        sent.append(pickle.loads(pickle.dumps(recorder.pack(7, version), protocol=5)))
-    return played, sent
+from lib.parallel.n_step import Message
+from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons
 
 
 def tuples(*columns) -> list[tuple]:
@@ -87,7 +28,7 @@ def cut_out(message: Message) -> list[tuple]:
 
 @pytest.mark.parametrize(("messages", "steps"), [(1, 60), (12, 5), (4, 13)])
 def test_every_n_step_transition_is_sent_once_whatever_the_messages(messages, steps):
-    games, sent = play(messages, steps)
+    games, sent = play_messages(messages, steps)
     got = sorted((t for message in sent for t in cut_out(message)), key=repr)
     every = games.transitions()
     # The last steps of each game are not complete: they would come with the next message. Of them
@@ -114,7 +55,7 @@ def drawn(buffer: MessageReplayBuffer, count: int) -> set[tuple]:
 
 
 def test_a_full_buffer_has_only_the_newest_and_one_restored_draws_the_same(tmp_path):
-    _, sent = play(messages=40, steps=20)
+    _, sent = play_messages(messages=40, steps=20)
     buffer, other = (MessageReplayBuffer(250, (STACK, *SIZE), seed=seed) for seed in (3, 4))
     for number, message in enumerate(sent):
         buffer.extend(message)
@@ -138,6 +79,26 @@ def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
     options = next(one for one in sizes if "--replay-size" not in (one.why_invalid() or ""))
     buffer = MessageReplayBuffer(options.replay_size, (STACK, *SIZE))
-    for message in play(messages=30, steps=10, games=4)[1]:
+    for message in play_messages(messages=30, steps=10, games=4)[1]:
         buffer.extend(message)
         assert drawn(buffer, 1_000) >= set(cut_out(message))
+
+
+def test_a_player_of_the_rung_sends_what_it_played_and_has_its_own_epsilons(monkeypatch):
+    monkeypatch.setattr("helpers.SIZE", (36, 36))
+    rung, games = importlib.import_module("09_many_machines"), Games(4)
+    monkeypatch.setattr(rung, "player_seed", lambda *_: 0)
+    monkeypatch.setattr(ClusterOptions, "make_envs", lambda *_: games)
+    settings = {"players": 2, "envs": 4, "stack": STACK, "n_steps": N_STEPS, "gamma": GAMMA}
+    player = rung.Player(1, rung.Options(**settings, epsilon_frames=100, message_steps=30), 0)
+    weights = {name: 0 * weight.numpy() for name, weight in player.net.state_dict().items()}
+    weights["fc.2.bias"][3] = 1
+    epsilons = ape_x_epsilons(2, 4, 0.02)[1]
+    first, second = (player.play(VersionedWeights(7, frames, weights)) for frames in (0, 1_000))
+    got = [transition for message in (first, second) for transition in cut_out(message)]
+    assert len(got) > 4 * 50 - 30
+    assert set(got) <= set(games.transitions())
+    assert (second.player, second.version, second.played) == (1, 7, 4 * 30)
+    shares = np.mean([actions == 3 for _, actions, *_ in games.history[-30:]], axis=0)
+    assert np.allclose(shares, 1 - 5 / 6 * epsilons, atol=0.25)
+    assert np.allclose(player.agent.epsilon(100), epsilons)

@@ -7,19 +7,13 @@ from threading import Event
 import numpy as np
 import pytest
 import torch
+from helpers import FRAME, step, watch
 from ignite.engine import Engine, Events
 
 from lib.envs.experience import Transitions
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import ExperienceQueue, Player
 from lib.training.run import Failure
-
-FRAME = np.arange(84 * 84, dtype=np.uint8).reshape(1, 84, 84)
-
-
-def step(number: int) -> Transitions:
-    begins, no = np.array([number == 0]), np.zeros(1, bool)
-    return Transitions(np.array([number]), no, no, FRAME, begins, FRAME[begins], [None])
 
 
 def count(queue: ExperienceQueue, stop: int) -> None:
@@ -31,18 +25,6 @@ def count(queue: ExperienceQueue, stop: int) -> None:
 def fail(queue: ExperienceQueue) -> None:
     queue.put(step(0))
     raise RuntimeError("the emulator\nis on fire")
-
-
-def watch(queue: ExperienceQueue, net: DQN) -> None:
-    """Tell the first numbers of every weight, again and again."""
-    while True:
-        seen = [weight.flatten()[:3].tolist() for weight in net.parameters()]
-        queue.put(step(0)._replace(actions=seen))
-
-
-def fail_to_open() -> None:
-    """What arrives instead of a GPU's memory that the player cannot open."""
-    raise RuntimeError("CUDA error: invalid resource handle\nCompile with `TORCH_USE_CUDA_DSA`")
 
 
 def test_all_arrives_in_order_and_is_kept_when_the_player_is_lost():

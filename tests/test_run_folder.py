@@ -24,9 +24,8 @@ import pytest
 import torch
 from conftest import Ended, curves, everything, one_line, read_events
 from filelock import FileLock
+from helpers import listed, stream
 from ignite.engine import Engine, Events, State
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from test_handlers import stream
 from torch import nn
 
 from lib.learning.replay_buffer import ReplayBuffer
@@ -385,20 +384,6 @@ def test_a_run_is_resumed_while_its_buffer_fills(start):
     kept = read_checkpoint(latest)
     assert len(kept["buffer"]["actions"]) == 45
     assert kept["progress"]["first_reward"] == 0  # where the bar begins
-
-
-def listed(run: Path) -> dict[str, object]:
-    """The settings of a run in TensorBoard's HPARAMS tab."""
-    told = read_events(run).summary_metadata
-    parts = {name: HParamsPluginData.FromString(told[name].plugin_data.content) for name in told}
-    settings = parts["_hparams_/session_start_info"].session_start_info.hparams
-    columns = parts["_hparams_/experiment"].experiment
-    assert {info.name for info in columns.hparam_infos} >= {"envs", *settings}
-    shown = [info.name for info in columns.hparam_infos if info.differs]
-    assert sorted(shown) == ["batch_size", "envs", "learning_rate", "script", "seed"]
-    metrics = {info.name.tag for info in columns.metric_infos}
-    assert metrics >= {"outcome/minutes", "outcome/solved"}
-    return {name: getattr(value, value.WhichOneof("kind")) for name, value in settings.items()}
 
 
 def test_hparams_follow_what_changes_when_a_run_is_resumed(start):

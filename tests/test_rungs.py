@@ -5,10 +5,8 @@ import os
 import re
 import runpy
 import signal
-import subprocess
 import sys
 from dataclasses import fields, replace
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -31,6 +29,7 @@ from conftest import (
     run_rung,
     short_run,
 )
+from helpers import QUICK, start
 
 from lib.envs import vector_env
 from lib.envs.experience import Transitions
@@ -42,8 +41,6 @@ from lib.training.flags import parse
 from lib.training.hparams import NUMBERS, TEXTS
 from lib.training.launch import make_folder
 from lib.training.options import CommonOptions
-
-QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
 
 
 @pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
@@ -306,21 +303,6 @@ def test_every_rung_explains_itself(script, ends):
     settings = {entry.name for entry in fields(options)}
     common = {entry.name for entry in fields(CommonOptions)}
     assert settings - common <= {*NUMBERS, *TEXTS}
-
-
-def start(script: str, folder: Path, *flags: str, after: int = 0) -> subprocess.Popen:
-    """Start a rung in a session of its own and wait until it trains, after so many frames."""
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder), *flags],
-        **dict.fromkeys(("stdout", "stderr"), subprocess.PIPE),
-        text=True,
-        start_new_session=True,
-    )
-    for line in process.stdout:
-        if line.startswith("training begins at frame "):
-            assert int(re.sub(r"\D", "", line.split(":")[0])) > after
-            return process
-    raise AssertionError(process.communicate()[1])
 
 
 def wait_until_gone(below: list[psutil.Process]) -> list[psutil.Process]:

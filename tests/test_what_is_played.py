@@ -1,25 +1,30 @@
 """What a rung plays, and how much it learns of it."""
 
+import ast
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY, Mock
+from unittest.mock import ANY, MagicMock, Mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import BEYOND, PARALLEL, SERIAL, SPEEDRUNS
+from conftest import BEYOND, PARALLEL, ROOT, SERIAL, SPEEDRUNS
+from helpers import ACTIONS, SHAPE, Catch, make_batch, plain_updates, updates_of
 from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 
+import pong_emulator
 from lib.envs.experience import ExperienceSource, Transitions
 from lib.envs.vector_env import StackedVectorEnv, VectorStep
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN
+from lib.learning.loss import lambda_returns
 from lib.learning.replay_buffer import ReplayBuffer
-from lib.learning.schedules import Progress
+from lib.learning.rollout import Rollout, Targets
+from lib.learning.schedules import Progress, Schedule
 from lib.training.events import PlayEvents
 from lib.training.options import ReplayOptions
 from lib.training.run import Run
@@ -31,6 +36,9 @@ FRAMES = 100  # games differ in their no-ops, so the ball is elsewhere by then
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling would take a minute."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+
+WRAPPERS = "hp.make_env()", "wrap_deepmind(make_atari(hp.env))"
 
 
 class Enough(Exception):  # noqa: N818, it is no error
@@ -102,7 +110,7 @@ def test_a_player_acts_with_the_weights_of_its_last_refresh(script, settings, fr
             raise Enough
 
     with pytest.raises(Enough):
-        module.play(Mock(put=put), options, net, lambda frame: 0.0, 0)
+        module.play(Mock(put=put), options, net, lambda frame: float(frame < 50), 50)
     assert actions == [0] * frames + [3] * (10 - frames)
 
 
@@ -177,3 +185,138 @@ def test_the_batch_grows_with_the_environments(script, tmp_path, monkeypatch) ->
     steps = {"steps": STEPS[script]} if STEPS[script] > 1 else {}
     played(script, tmp_path, batch_size=5, replay_initial=190, replay_size=190, **steps)
     assert sizes == {5 * 2 * STEPS[script]}
+
+
+def source_of(script: str, *names: str) -> str:
+    """The source of functions of a rung, without comments."""
+    tree = ast.parse((ROOT / f"{script}.py").read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    found = {function.name: ast.unparse(function) for function in functions}
+    return "\n".join(found[name] for name in names)
+
+
+@pytest.mark.parametrize("script", [*SERIAL[2:], *PARALLEL, "05_vector_env", "09_many_machines"])
+def test_the_update_is_that_of_the_baseline(script: str) -> None:
+    update = source_of("01_baseline", "process_batch")
+    if script == "09_many_machines":
+        update = update.replace("batch, hp.gamma)", "batch, hp.gamma ** hp.n_steps)")
+    assert source_of(script, "process_batch") == update
+
+
+@pytest.mark.parametrize(
+    ("script", "other", "names", "here", "there"),
+    [
+        ("04_new_wrappers_n_env", "02_n_envs", ["train"], *WRAPPERS),
+        ("04_new_wrappers_parallel", "03_parallel", ["play", "train"], *WRAPPERS),
+        ("08_recompiled_pong", "07_speedrun", ["act", "loss_of", "update"], "", ""),
+        ("08_recompiled_pong", "07_speedrun", ["play"], "progress.add", "points.add"),
+    ],
+)
+def test_a_rung_differs_only_in_what_it_is_about(script, other, names, here, there) -> None:
+    assert source_of(script, *names).replace(here, there) == source_of(other, *names)
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize("script", ["01_baseline", "06_compiled_update"])
+def test_an_update_is_that_of_a_plain_dqn(script, tmp_path, monkeypatch) -> None:
+    batch, network = make_batch(), DQN(SHAPE, ACTIONS)
+    for buffer in (ReplayBuffer, DeviceReplayBuffer):
+        monkeypatch.setattr(buffer, "sample", lambda *_: batch)
+
+    def begin(engine: Engine, epsilon: Schedule, saved: dict[str, Any]) -> None:
+        weights = saved["net"].state_dict()
+        network.load_state_dict(weights.get("weights", weights))
+
+    learning = {"gamma": 0.8, "target_sync": 2, "learning_rate": 1e-3, "adam_epsilon": 1e-3}
+    settings = {"replay_initial": 8}
+    settings |= {"precision": "float32"} if script[:2] == "06" else {}
+    losses = updates_of(script, tmp_path, 4, begin, **learning, **settings)
+    assert losses == pytest.approx(plain_updates(network, batch, 4, **learning), rel=1e-3)
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize("script", SPEEDRUNS)
+def test_a_speedrun_learns_from_what_it_played(script, tmp_path, monkeypatch) -> None:
+    """Its updates are computed once more, from the games and with torch's own Adam."""
+    module, points, sample = importlib.import_module(script), Progress(10**9), Rollout.sample
+    points.share = 0.6  # the middle of the schedules, where it stays
+    samples, played = [], []  # of the updates; of the steps: what was known before, and the outcome
+    agents, schedules = [], []
+
+    class Watched(Catch):
+        def send(self, actions: np.ndarray) -> None:
+            played.append([len(samples), torch.from_numpy(self.states), actions])
+            super().send(actions)
+
+        def recv(self) -> VectorStep:
+            step = super().recv()
+            played[-1] += map(torch.from_numpy, step[:3:2])
+            return step
+
+    def begin(engine: Engine, epsilon: Schedule, saved: dict[str, Any]) -> None:
+        agents.extend(saved["net"].agent() for _ in range(2))
+        schedules.append(epsilon)
+        samples.clear()
+
+    def noted(rollout: Rollout, size: int) -> Targets:
+        samples.append(sample(rollout, size))
+        return samples[-1]
+
+    monkeypatch.setattr(Rollout, "sample", noted)
+    monkeypatch.setattr(module, "StackedVectorEnv", Watched)
+    monkeypatch.setattr(module, "Progress", lambda: points)
+    monkeypatch.setattr(module, "ale_games", lambda env, count: count, raising=False)
+    monkeypatch.setattr(pong_emulator, "PongVectorEnv", lambda count, **_: count)
+    monkeypatch.setattr(pong_emulator, "preparing", nullcontext)
+    settings = {"envs": 3, "rollout": 12, "batch_size": 9, "gamma": 0.8, "q_lambda": 0.5}
+    settings |= {"epsilon_frames": 1, "temperature": 0.0, "precision": "float32"}
+    losses = updates_of(script, tmp_path, 24, begin, adam_epsilon=1e-3, **settings)
+    assert schedules[0](10**9) == pytest.approx((0.06 * 0.01) ** 0.5)
+
+    network, average = agents
+    optimizer = torch.optim.Adam(network.parameters(), lr=(5e-4 * 6e-5) ** 0.5, eps=1e-3)
+    values, targets, greedy, done = [], {}, [], 0
+    for step, (updates, states, actions, *_) in enumerate(played):
+        for seen, loss in zip(samples[done:updates], losses[done:updates], strict=True):
+            for state, action, target in zip(*seen, strict=True):
+                known = targets[state.numpy().tobytes(), action.item()]
+                assert min(abs(target.item() - one) for one in known) < 1e-3
+            taken = network(seen.states)[range(9), seen.actions]
+            error = (taken - seen.returns).square().mean()
+            assert error.item() == pytest.approx(loss, rel=1e-2)
+            optimizer.zero_grad()
+            error.backward()
+            optimizer.step()
+            for ema, weight in zip(average.parameters(), network.parameters(), strict=True):
+                ema.data.lerp_(weight.data, 1e-3**0.5)
+        done = updates
+        with torch.no_grad():
+            best = average(states).max(1)
+        values.append(best.values)
+        greedy.append(actions == best.indices.numpy())
+        if step % 12 == 0 and step:
+            rollout, targets = played[step - 12 : step], {}
+            _, shown, acted, *outcome = zip(*rollout, strict=True)
+            rewards, ended = map(torch.stack, outcome)
+            returns = lambda_returns(rewards, ended.float(), torch.stack(values[-13:]), 0.8, 0.5)
+            for columns in zip(shown, acted, returns.tolist(), strict=True):
+                for state, action, target in zip(*columns, strict=True):
+                    targets.setdefault((state.numpy().tobytes(), int(action)), []).append(target)
+    assert np.mean(greedy) > 0.9
+    # Each frame 4 times at the start and once at the end, from the second rollout on.
+    assert done == int((len(played) - 13) * 3 * 4**0.75 / 9)
+
+
+@pytest.mark.parametrize("script", PARALLEL)
+def test_an_update_for_several_frames_is_larger_and_epsilon_falls_slower(
+    script, tmp_path, monkeypatch
+) -> None:
+    module, batches, schedule = importlib.import_module(script), Mock(side_effect=Enough), Mock()
+    monkeypatch.setattr(module, "replay_batches", batches)
+    monkeypatch.setattr(module, "LinearSchedule", schedule)
+    monkeypatch.setattr(module, "attach_handlers", Mock())
+    monkeypatch.setattr(module, "Player", MagicMock())
+    options = module.Options(steps=3, batch_size=5, epsilon_frames=7)
+    with pytest.raises(Enough), TensorboardLogger(tmp_path) as log:
+        module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
+    assert (batches.call_args.args[-1], schedule.call_args.args[-1]) == (15, 21)

@@ -1,0 +1,353 @@
+"""What several test modules use: rungs, games, players, and updates to compare with."""
+
+import copy
+import importlib
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, read_events
+from gymnasium.vector import VectorEnv
+from ignite.engine import Engine, Events
+from ignite.handlers import TensorboardLogger
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch.func import grad_and_value
+
+from lib.envs.experience import Episode, Transitions
+from lib.envs.preprocessing import Preprocessing
+from lib.envs.vector_env import VectorStep
+from lib.learning.compiled_update import CompiledUpdate
+from lib.learning.dqn_model import DQN, adam
+from lib.learning.loss import bellman_loss
+from lib.learning.replay_buffer import Batch, ReplayBuffer
+from lib.learning.schedules import LinearSchedule
+from lib.learning.weights import MixedWeights
+from lib.parallel.n_step import Message, NStepRecorder
+from lib.parallel.player import ExperienceQueue
+from lib.training.events import PlayEvents
+from lib.training.handlers import attach_handlers
+from lib.training.options import ReplayOptions
+from lib.training.play import replay_batches
+from lib.training.run import Run
+
+QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
+FRAME = np.arange(84 * 84, dtype=np.uint8).reshape(1, 84, 84)
+STACK, N_STEPS, GAMMA, SIZE = 3, 3, 0.5, (4, 5)
+SHAPE, ACTIONS = (4, 84, 84), 6
+
+
+def start(script: str, folder: Path, *flags: str, after: int = 0) -> subprocess.Popen:
+    """Start a rung in a session of its own and wait until it trains, after so many frames."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder), *flags],
+        **dict.fromkeys(("stdout", "stderr"), subprocess.PIPE),
+        text=True,
+        start_new_session=True,
+    )
+    for line in process.stdout:
+        if line.startswith("training begins at frame "):
+            assert int(re.sub(r"\D", "", line.split(":")[0])) > after
+            return process
+    raise AssertionError(process.communicate()[1])
+
+
+def stream(rewards: list[float]):
+    """Games of ten steps each, with these rewards."""
+    for reward in rewards:
+        yield from ([step(number)] for number in range(9))
+        yield [step(9)._replace(terminated=np.ones(1, bool), episodes=[Episode(reward, 10)])]
+        yield []  # as of a player that has sent nothing for a second
+
+
+def small() -> DQN:
+    return DQN((2, 36, 36), 3, channels=(2, 2, 2), hidden=2)
+
+
+def play_episodes(
+    folder: Path,
+    rewards: list[float],
+    losses=lambda _: 1.0,
+    agent=None,
+    on=(),
+    net=None,
+    **settings,
+):
+    """Run an engine over the stream; returns its state and the names of the events it fired."""
+    options = ReplayOptions(**{"replay_initial": 20, "stop_reward": 17.0, **settings})
+    buffer, saved = ReplayBuffer(5_000, (2, 84, 84)), {"net": net or small()}
+    fired: list[str] = []
+    engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))
+    with TensorboardLogger(folder) as tensorboard:
+        run = Run(options, torch.device("cpu"), folder, tensorboard, "01_baseline")
+        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), saved, agent)
+        if on:
+            engine.add_event_handler(*on)
+        for event in (PlayEvents.EPISODE_COMPLETED, PlayEvents.SOLVED):
+            engine.add_event_handler(event, lambda _, name=event.value: fired.append(name))
+        batches = replay_batches(engine, stream(rewards), buffer, options.replay_initial, 4)
+        state = engine.run(batches)
+    return state, fired
+
+
+def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in read_events(folder).Scalars(tag)]
+
+
+def listed(run: Path) -> dict[str, object]:
+    """The settings of a run in TensorBoard's HPARAMS tab."""
+    told = read_events(run).summary_metadata
+    parts = {name: HParamsPluginData.FromString(told[name].plugin_data.content) for name in told}
+    settings = parts["_hparams_/session_start_info"].session_start_info.hparams
+    columns = parts["_hparams_/experiment"].experiment
+    assert {info.name for info in columns.hparam_infos} >= {"envs", *settings}
+    shown = [info.name for info in columns.hparam_infos if info.differs]
+    assert sorted(shown) == ["batch_size", "envs", "learning_rate", "script", "seed"]
+    metrics = {info.name.tag for info in columns.metric_infos}
+    assert metrics >= {"outcome/minutes", "outcome/solved"}
+    return {name: getattr(value, value.WhichOneof("kind")) for name, value in settings.items()}
+
+
+def step(number: int) -> Transitions:
+    begins, no = np.array([number == 0]), np.zeros(1, bool)
+    return Transitions(np.array([number]), no, no, FRAME, begins, FRAME[begins], [None])
+
+
+def watch(queue: ExperienceQueue, net: DQN) -> None:
+    """Tell the first numbers of every weight, again and again."""
+    while True:
+        seen = [weight.flatten()[:3].tolist() for weight in net.parameters()]
+        queue.put(step(0)._replace(actions=seen))
+
+
+def fail_to_open() -> None:
+    """What arrives instead of a GPU's memory that the player cannot open."""
+    raise RuntimeError("CUDA error: invalid resource handle\nCompile with `TORCH_USE_CUDA_DSA`")
+
+
+class Tensors:
+    """A console whose arrays are tensors, of the CPU unless told otherwise."""
+
+    def __init__(self, games: VectorEnv, there: Callable = lambda tensor: tensor) -> None:
+        self.games, self.there = games, there
+        self.num_envs, self.single_action_space = games.num_envs, games.single_action_space
+
+    @property
+    def ram(self):
+        return self.games.ram
+
+    def reset(self, *, seed):
+        return self._tensors(self.games.reset(seed=seed))
+
+    def send(self, actions):
+        self.games.send(getattr(actions, "held", actions).numpy())
+
+    def recv(self):
+        return self._tensors(self.games.recv())
+
+    def _tensors(self, results):
+        *arrays, info = results
+        return (*(self.there(torch.from_numpy(array)) for array in arrays), info)
+
+
+class Catch:
+    """Games, as ``StackedVectorEnv`` plays them: a ball falls, the paddle has to be under it.
+
+    Eight steps a game, +1 if the ball is caught and -1 if not: the optimum is 1.
+    """
+
+    rows, columns, n_actions = 9, 6, 3
+
+    def __init__(self, count: int, preprocessing: Preprocessing, seed: int) -> None:
+        self.rng, self.games = np.random.default_rng(seed), np.arange(count)
+        self.begin()
+        self.states = self.pictures().repeat(preprocessing.stack, axis=1)
+        self.shape = self.states.shape
+
+    def begin(self) -> None:
+        """They begin and end together."""
+        self.row = 0
+        self.ball, self.paddle = self.rng.integers(self.columns, size=(2, len(self.games)))
+
+    def pictures(self) -> np.ndarray:
+        cells = np.zeros((len(self.games), self.rows, self.columns), np.uint8)
+        cells[self.games, self.row, self.ball] = cells[self.games, -1, self.paddle] = 255
+        return cells.repeat(6, axis=1).repeat(6, axis=2)[:, np.newaxis]
+
+    def send(self, actions: np.ndarray) -> None:
+        self.paddle = np.clip(self.paddle + actions - 1, 0, self.columns - 1)
+        self.row += 1
+
+    def recv(self) -> VectorStep:
+        frames, caught = self.pictures(), self.paddle == self.ball
+        self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
+        ended = np.full(len(self.games), self.row == self.rows - 1)
+        rewards = np.where(caught, 1, -1).astype(np.float32) * ended
+        if ended[0]:
+            self.begin()
+            self.states = self.pictures().repeat(self.states.shape[1], axis=1)
+        games = [
+            Episode(float(r), 8) if end else None for r, end in zip(rewards, ended, strict=True)
+        ]
+        return VectorStep(rewards, ended, ended, frames, games)
+
+
+class Games:
+    """Several games, whose frames each show a number of their own; all that happens is kept."""
+
+    n_actions = 6
+
+    def __init__(self, count: int) -> None:
+        self.rng, self.count, self.shown = np.random.default_rng(0), count, 0
+        self.history: list[tuple] = []  # states, actions, rewards, terminated and ended, by step
+        self.states = self.frames().repeat(STACK, axis=1)
+
+    def frames(self) -> np.ndarray:
+        frames = np.zeros((self.count, 1, *SIZE), np.uint8)
+        for frame in frames:
+            frame[0, 0, :2] = divmod(self.shown, 256)
+            self.shown += 1
+        return frames
+
+    def send(self, actions: np.ndarray) -> None:
+        self.sent = actions
+
+    def recv(self) -> VectorStep:
+        actions, ended = self.sent, self.rng.random(self.count) < 0.2
+        terminated = ended & (self.rng.random(self.count) < 0.7)
+        rewards = self.rng.integers(-1, 2, self.count).astype(np.float32)
+        self.history.append((self.states, actions, rewards, terminated, ended))
+        frames = self.frames()
+        self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
+        self.states[ended] = self.frames()[ended]
+        episodes = [Episode(float(game), 1) if end else None for game, end in enumerate(ended)]
+        return VectorStep(rewards, terminated, ended, frames, episodes)
+
+    def transitions(self) -> list[tuple]:
+        """All n-step transitions, one by one, as the definition says."""
+        found = []
+        states, actions, rewards, terminated, ended = map(np.array, zip(*self.history, strict=True))
+        for start, game in np.ndindex(actions.shape):
+            begin = states[start, game].tobytes(), int(actions[start, game])
+            value = 0.0
+            for t in range(start, min(start + N_STEPS, len(actions))):
+                value += GAMMA ** (t - start) * rewards[t, game]
+                if terminated[t, game]:
+                    found.append((*begin, value, True, None))
+                if ended[t, game]:
+                    break
+            else:
+                if start + N_STEPS < len(actions):
+                    after = states[start + N_STEPS, game].tobytes()
+                    found.append((*begin, value, False, after))
+        return sorted(found, key=repr)
+
+
+def play_messages(messages: int, steps: int, games: int = 3) -> tuple[Games, list[Message]]:
+    played, recorder = Games(games), NStepRecorder(STACK, N_STEPS, GAMMA)
+    rng, sent = np.random.default_rng(1), []
+    for version in range(messages):
+        for _ in range(steps):
+            states, actions = played.states, rng.integers(6, size=games)
+            played.send(actions)
+            recorder.add(states, actions, played.recv())
+        sent.append(pickle.loads(pickle.dumps(recorder.pack(7, version), protocol=5)))
+    return played, sent
+
+
+def make_batch(size: int = 16) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randint(0, 256, (2, size, *SHAPE), dtype=torch.uint8, generator=generator)
+    return Batch(
+        states[0],
+        torch.randint(0, ACTIONS, (size,), generator=generator),
+        torch.randn(size, generator=generator),
+        torch.arange(size) % 5 == 0,
+        states[1],
+    )
+
+
+def plain_updates(
+    network: DQN,
+    batch: Batch,
+    count: int,
+    gamma: float = 0.99,
+    learning_rate: float = 1e-4,
+    target_sync: int = 10**9,
+    adam_epsilon: float = 1e-8,
+) -> list[float]:
+    """The losses of a plain DQN that learns from the same batch again and again."""
+    target, optimizer = copy.deepcopy(network), adam(network, learning_rate, adam_epsilon)
+    losses = []
+    for number in range(1, count + 1):
+        optimizer.zero_grad()
+        with torch.no_grad():
+            next_q = target(batch.next_states)
+        loss = bellman_loss(network(batch.states), next_q, batch, gamma)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if number % target_sync == 0:
+            target.load_state_dict(network.state_dict())
+    return losses
+
+
+def functional_updates(network: DQN, batch: Batch, dtype: torch.dtype, count: int) -> list[float]:
+    net = MixedWeights(network, dtype, 1e-4)
+    target = copy.deepcopy(net.compute)
+
+    def loss_of(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            next_q = net(target, batch.next_states)
+        return bellman_loss(net(weights, batch.states), next_q, batch, 0.99)
+
+    def update() -> torch.Tensor:
+        gradients, loss = grad_and_value(loss_of)(net.compute)
+        net.adam(gradients)
+        return loss
+
+    learn = CompiledUpdate(update, batch.states.device, net)
+    learn.compile()  # of which nothing is learned
+    losses = [learn().item() for _ in range(count)]
+    network.load_state_dict(net.named(net.weights))
+    return losses
+
+
+def updates_of(
+    script: str,
+    folder: Path,
+    count: int,
+    begin: Callable[..., None],
+    device: str = "cpu",
+    **settings: Any,
+) -> list[float]:
+    """The losses of a rung's first updates.
+
+    ``begin`` is called before, with the engine, the schedule of epsilon, and what is saved.
+    """
+    module, losses = importlib.import_module(script), list[torch.Tensor]()
+    attach_handlers = module.attach_handlers
+
+    def attach(engine: Engine, run: Run, *args: Any) -> None:
+        attach_handlers(engine, run, *args)
+        begin(engine, *args[:2])
+
+        @engine.on(Events.ITERATION_COMPLETED)
+        def completed() -> None:
+            losses.append(engine.state.output)
+            if len(losses) == count:
+                engine.terminate()
+
+    options = getattr(module, "Options", ReplayOptions)(**settings)
+    torch.manual_seed(options.seed)
+    with TensorboardLogger(folder) as log, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "attach_handlers", attach)
+        module.train(options, Run(options, torch.device(device), folder, log, script))
+    assert len(losses) == count
+    return [loss.item() for loss in losses]
