@@ -39,14 +39,30 @@ def gather(device: torch.device, *tables: tuple[np.ndarray, np.ndarray]) -> list
     """
     there = is_asynchronous(device)
     sent = []
-    for table, rows in tables:
-        shape, dtype = (*rows.shape, *table.shape[1:]), torch.from_numpy(table).dtype
+    for table, numbers in tables:
+        shape, dtype = (*numbers.shape, *table.shape[1:]), torch.from_numpy(table).dtype
         place = torch.empty(shape, dtype=dtype, pin_memory=there)
         # NumPy has copied a few hundred frames before torch has woken up its threads. In any
         # other mode NumPy would copy twice, first into memory of its own.
-        np.take(table, rows, axis=0, out=place.numpy(), mode="clip")
+        np.take(table, numbers, axis=0, out=place.numpy(), mode="clip")
         sent.append(place.to(device, non_blocking=there))
     return sent
+
+
+@torch.library.custom_op("pong::rows", mutates_args=())
+def rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """``table[numbers]``, which the compiler must not fuse with what follows.
+
+    The fused loop would compute the address of every pixel, once per use: an update of 256 states
+    took 61 ms instead of 48 on two cores.
+    """
+    # A tenth of the time of table[numbers]: it copies whole rows.
+    return table.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
+
+
+@rows.register_fake
+def _shape_of_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return table.new_empty((*numbers.shape, *table.shape[1:]))
 
 
 class Download:

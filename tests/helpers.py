@@ -310,10 +310,11 @@ def functional_updates(network: DQN, batch: Batch, dtype: torch.dtype, count: in
     def update() -> torch.Tensor:
         gradients, loss = grad_and_value(loss_of)(net.compute)
         net.adam(gradients)
-        return loss
+        return loss + 0 * torch.rand_like(loss)  # as a sample is drawn
 
-    learn = CompiledUpdate(update, batch.states.device, net)
+    learn, before = CompiledUpdate(update, batch.states.device, net), torch.get_rng_state()
     learn.compile()  # of which nothing is learned
+    assert torch.equal(torch.get_rng_state(), before)
     losses = [learn().item() for _ in range(count)]
     network.load_state_dict(net.named(net.weights))
     return losses

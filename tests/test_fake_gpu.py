@@ -127,7 +127,7 @@ def test_the_fake_refuses_what_a_gpu_does():
             there * number
 
 
-# What does not work on a GPU is left out: each kind of failure, planted in the fake one.
+# What does not work on a GPU is left out: failures that are planted in the fake one.
 
 
 CHOICE, UPDATE = "the CUDA graph that chooses actions: ", "the CUDA graph of the update: "
@@ -145,24 +145,6 @@ def capture_that_raises(*_: Any) -> Iterator[None]:
     yield
 
 
-replay = FakeGraph.replay
-
-
-def half_of_it(graph: FakeGraph) -> None:
-    """A replay whose matrix products are half of what they should be."""
-    replay(graph)
-    for func, _, _, result in graph.operations:
-        if func in (torch.ops.aten.addmm.default, torch.ops.aten.mse_loss.default):
-            result.mul_(0.5)
-
-
-def with_the_same_numbers(graph: FakeGraph) -> None:
-    """A replay that draws what was drawn before."""
-    random = gpu.random.get_state()
-    replay(graph)
-    gpu.random.set_state(random)
-
-
 def assert_said(expected: list[str], printed: str, folder: Path) -> None:
     """One line for each thing left out, no traceback, and the same in the run's records."""
     lines = [line for line in printed.splitlines() if line.startswith("left out: ")]
@@ -173,21 +155,13 @@ def assert_said(expected: list[str], printed: str, folder: Path) -> None:
     assert lines == [f"left out: {told}" for told in left_out]
 
 
-@pytest.mark.parametrize(
-    ("name", "failing", "expected"),
-    [
-        ("torch.cuda.graph", capture_that_raises, [f"{CHOICE}{REFUSED}", f"{UPDATE}{REFUSED}"]),
-        ("fake_gpu.FakeGraph.replay", half_of_it, [f"{CHOICE}its values", f"{UPDATE}its losses"]),
-        ("fake_gpu.FakeGraph.replay", with_the_same_numbers, [f"{UPDATE}its draws of rows differ"]),
-    ],
-)
-def test_an_update_goes_on_without_what_fails(name, failing, expected, tmp_path, capsys):
+def test_an_update_goes_on_without_what_fails(tmp_path, capsys):
     with in_place_of_cuda(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(name, failing)
+        patch.setattr(torch.cuda, "graph", capture_that_raises)
         stream = torch.cuda.current_stream()
         losses, _ = train("06_compiled_update", tmp_path, NAME, **SMALL)
         assert torch.cuda.current_stream() is stream
-    assert_said(expected, capsys.readouterr().out, tmp_path)
+    assert_said([f"{CHOICE}{REFUSED}", f"{UPDATE}{REFUSED}"], capsys.readouterr().out, tmp_path)
     assert losses == plain_losses("06_compiled_update", tmp_path, **SMALL)
 
 
@@ -208,7 +182,9 @@ def test_games_that_are_not_the_cpus_are_played_there(tmp_path, monkeypatch, cap
     monkeypatch.setattr(pong_emulator, "PongVectorEnv", partial(pong, kind=OneWrongPixel))
     with in_place_of_cuda():
         losses, _ = train("08_recompiled_pong", tmp_path, NAME, **SMALL)
-    assert_said(["games on the GPU: its pixels differ by"], capsys.readouterr().out, tmp_path)
+    assert_said(
+        ["games on the GPU: pixels are not those of the CPU"], capsys.readouterr().out, tmp_path
+    )
     assert losses == plain_losses("08_recompiled_pong", tmp_path / "other", **SMALL)
 
 

@@ -43,8 +43,3 @@ def test_a_rollout_is_looked_back_on_when_it_is_complete() -> None:
         drawn = rollout.sample(2)
         pairs = zip(drawn.actions.tolist(), drawn.returns.tolist(), strict=True)
         assert set(pairs) == {(2, 1.5), (3, 1.0)}
-
-
-def test_what_is_tried_before_the_first_rollout_gets_pictures_that_differ() -> None:
-    states = Rollout(4, (2, 1, 8, 8), gamma=0.5, q_lambda=1.0).sample(8).states
-    assert len(states.unique(dim=0)) == 8

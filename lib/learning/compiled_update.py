@@ -6,43 +6,37 @@ memory once.
 """
 
 import logging
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from lib.devices import compiles
-from lib.gpu_checks import Kept, Results, faster_way
-from lib.learning.weights import MixedWeights, Weights
+from lib.gpu_checks import faster_way
+from lib.learning.weights import MixedWeights
 from lib.printing import waiting
 from lib.transfer import is_asynchronous
 
 Update = Callable[[], torch.Tensor]
 Result = TypeVar("Result")
 
-# How far two ways to compute a gradient may be apart, as a share of its length. Each rounds to 8
-# bits (bfloat16) or 11 (TF32, which float32 may be on a GPU), in another order. A loss is made of
-# differences of values up to some 30 times as large: 5 bits. Roundings of five layers forward and
-# back add up to 2 bits. So this finds what computes something else, not what rounds otherwise.
-ROUNDING = {torch.bfloat16: 2.0**-1, torch.float32: 2.0**-4}
 
-
-@torch.library.custom_op("pong::rows", mutates_args=())
-def rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """``table[numbers]``, which the compiler must not fuse with what follows.
-
-    The fused loop would compute the address of every pixel, once per use: an update of 256 states
-    took 61 ms instead of 48 on two cores.
-    """
-    # A tenth of the time of table[numbers]: it copies whole rows.
-    return table.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
-
-
-@rows.register_fake
-def _shape_of_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return table.new_empty((*numbers.shape, *table.shape[1:]))
+@contextmanager
+def unchanged(device: torch.device, tensors: Iterable[torch.Tensor] = ()) -> Iterator[None]:
+    """Afterwards these tensors, and the random states of the CPU and a device, are as before."""
+    modules = [torch]  # a compiler may draw from the CPU's numbers, too
+    if device.type != "cpu":
+        modules.append(torch.get_device_module(device))
+    random = [(module, module.get_rng_state()) for module in modules]
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    yield
+    with torch.no_grad():
+        for tensor, before in kept:
+            tensor.copy_(before)
+    for module, state in random:
+        module.set_rng_state(state)
 
 
 def captured(function: Callable[[], Result]) -> Callable[[], Result]:
@@ -74,13 +68,9 @@ def captured(function: Callable[[], Result]) -> Callable[[], Result]:
 
 
 def compiled_way(
-    name: str,
-    plain: Callable[..., Any],
-    device: torch.device,
-    results: Callable[[Callable[..., Any]], Results],
-    allowed: float,
+    name: str, plain: Callable[..., Any], device: torch.device, *args: torch.Tensor
 ) -> Callable[..., Any]:
-    """The function, compiled now if that works: see ``faster_way``."""
+    """The function, compiled now for such arguments if that works: see ``faster_way``."""
     from torch._inductor import config  # a slow import
 
     config.cpp.vec_isa_ok = True  # else g++ is tried with every kind of vectors, for five seconds
@@ -92,7 +82,7 @@ def compiled_way(
 
     def make() -> Callable[..., Any]:
         # Its own random numbers are float32, too coarse for the rows of a large buffer. With those
-        # of torch it also draws the plain way's rows, and can be compared.
+        # of torch it also draws the plain way's rows.
         compiled = torch.compile(plain, fullgraph=True, options={"fallback_random": True})
 
         def call(*args: Any) -> Any:
@@ -104,11 +94,12 @@ def compiled_way(
                 torch.compiler.set_stance("default")  # a profiler has begun, or ended
                 return compiled(*args)
 
+        call(*args)  # compiles
         return call
 
     torch.compiler.set_stance("default")
     with waiting(f"compiling the {name}; nothing is learned yet"):
-        way = faster_way(part, plain, make, results, allowed)
+        way = faster_way(part, plain, make)
     # Shapes, dtypes and closures stay from now on. To look at them before each call takes a tenth
     # of an update's time.
     torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
@@ -136,17 +127,9 @@ class CapturedForward:
         device: torch.device,
         compiled: bool = False,
     ) -> None:
-        self._call = function
-        # Any pictures, so that different weights give different values.
-        states = (torch.arange(math.prod(states_shape)) % 251).to(torch.uint8)
-        states = states.view(states_shape).to(device)
-
-        def values(call: Callable[[torch.Tensor], Any]) -> Results:
-            both = [tree_leaves(call(seen))[0].clone() for seen in (states, 255 - states)]
-            return {"values": torch.cat(both)}
+        self._call, place = function, torch.zeros(states_shape, dtype=torch.uint8, device=device)
 
         def capture() -> Callable[[torch.Tensor], Any]:
-            place = torch.zeros_like(states)
             replay = captured(lambda: function(place))
 
             def call(states: torch.Tensor) -> Any:
@@ -155,14 +138,11 @@ class CapturedForward:
 
             return call
 
-        allowed = ROUNDING[torch.float32]  # enough for bfloat16, too: nothing cancels in values
-        kept = Kept(device, [])  # the function may draw, and compiling does
-        if is_asynchronous(device):
-            part = "the CUDA graph that chooses actions"
-            self._call = faster_way(part, function, capture, values, allowed)
-        elif compiled and compiles(device):
-            self._call = compiled_way("choice of actions", function, device, values, allowed)
-        kept.put_back()
+        with unchanged(device):  # the function may draw, and compiling does
+            if is_asynchronous(device):
+                self._call = faster_way("the CUDA graph that chooses actions", function, capture)
+            elif compiled and compiles(device):
+                self._call = compiled_way("choice of actions", function, device, place)
 
     def __call__(self, states: torch.Tensor) -> Any:
         """The function's result; on the GPU the next call overwrites it."""
@@ -188,45 +168,13 @@ class CompiledUpdate:
 
     def compile(self) -> None:
         """Compile, and on the GPU capture, what works there; nothing is learned by it."""
-        kept = Kept(self._device, [*self._net.changing, *self._others])
-        allowed = ROUNDING[self._net.dtype]
-
-        def results(update: Update) -> Results:
-            kept.put_back()
-            return first_results(update, self._net)
-
-        if compiles(self._device):
-            self._call = compiled_way("update", self._call, self._device, results, allowed)
-        if is_asynchronous(self._device):
-            plain, part = self._call, "the CUDA graph of the update"
-            self._call = faster_way(part, plain, lambda: captured(plain), results, allowed)
-        kept.put_back()
+        with unchanged(self._device, [*self._net.changing, *self._others]):
+            if compiles(self._device):
+                self._call = compiled_way("update", self._call, self._device)
+            if is_asynchronous(self._device):
+                call, part = self._call, "the CUDA graph of the update"
+                self._call = faster_way(part, call, lambda: captured(call))
 
     def __call__(self) -> torch.Tensor:
         """Make an update; returns the loss, on its device."""
         return self._call().clone()  # the next replay writes it into the same place
-
-
-def first_results(update: Update, net: MixedWeights) -> Results:
-    """What four calls of an update give.
-
-    The weights change only in the last call. Otherwise two ways would part: the first steps of
-    Adam are as long where a gradient is mere rounding. So only rows make the losses differ.
-    """
-    net.learning_rate.zero_()
-    weights, copies = flat(net.weights), flat(net.compute)
-    losses = [update().clone() for _ in range(3)]
-    net.learning_rate.fill_(1e-3)
-    losses.append(update().clone())
-    return {
-        "draws of rows": torch.tensor(float(len({loss.item() for loss in losses}))),
-        "losses": torch.stack(losses),
-        "gradients": flat(net.exp_avg),
-        "steps": flat(net.weights) - weights,
-        "steps of the copies": flat(net.compute) - copies,
-    }
-
-
-def flat(tensors: Weights) -> torch.Tensor:
-    """A copy of all numbers, float32 (n,)."""
-    return torch.cat([tensor.detach().float().flatten() for tensor in tensors.values()])

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from lib.devices import Device
-from lib.learning.compiled_update import rows
 from lib.learning.replay_buffer import Batch, ReplayBuffer, Shape
-from lib.transfer import upload
+from lib.transfer import rows, upload
 
 
 class DeviceReplayBuffer(ReplayBuffer):
@@ -20,20 +19,12 @@ class DeviceReplayBuffer(ReplayBuffer):
         super().__init__(capacity, observation_shape, device)
         rings = [torch.from_numpy(ring) for ring in (self._frames, *self._columns)]
         self._frames, *self._columns = (torch.zeros_like(ring, device=device) for ring in rings)
-        # Made-up transitions that differ. An update that is compiled before there are others draws
-        # from them, and is checked.
-        pictures, (windows, _, rewards, _) = self._frames[:64], self._columns
-        pictures.copy_((torch.arange(pictures.numel()) % 251).view_as(pictures))
-        numbers = torch.arange(capacity, device=device)
-        shown = torch.arange(self._stack + 1, device=device)
-        windows.copy_((numbers.unsqueeze(1) + shown) % len(pictures))
-        rewards.copy_(numbers % 3 - 1)
         # Which transitions can be drawn: the first one, and their number. Both tensors stay in
         # their place, where a compiled or captured update finds the newest values. They are where
         # rows are drawn: on the device, but mps has no float64, which 10**8 rows need.
         drawing = torch.device("cpu") if self.device.type == "mps" else self.device
         self._begin = torch.zeros((), dtype=torch.int64, device=drawing)
-        self._count = torch.full((), capacity, dtype=torch.int64, device=drawing)
+        self._count = torch.zeros((), dtype=torch.int64, device=drawing)
 
     def sample(self, batch_size: int) -> Batch:
         draws = torch.rand(batch_size, dtype=torch.float64, device=self._count.device)

@@ -5,9 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lib.learning.compiled_update import rows
 from lib.learning.loss import lambda_returns
-from lib.transfer import upload
+from lib.transfer import rows, upload
 
 
 class Targets(NamedTuple):
@@ -52,12 +51,8 @@ class Rollout:
         self.position = torch.zeros((), dtype=torch.int64, device=device)
         self._step = 0
         self.complete = False  # a finished rollout exists
-        # Any pictures: an update that is tried before the first rollout has gradients of them.
-        size, random = (length * n, *states_shape[1:]), torch.Generator()  # not the run's
-        pictures = torch.randint(256, size, dtype=torch.uint8, generator=random)
-        self.past = Targets(
-            pictures.to(device), self._actions.flatten().clone(), self._rewards.flatten().clone()
-        )
+        tables = (self._states, self._actions, self._rewards)  # all zeros
+        self.past = Targets(*(table.flatten(0, 1).clone() for table in tables))
 
     def __len__(self) -> int:
         """Number of frames of a rollout."""
