@@ -6,6 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from ale_py import AtariVectorEnv
+from gymnasium import spaces
 
 import pong_emulator
 from lib.envs.experience import Episode, Transitions
@@ -80,3 +81,34 @@ def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:
     assert game[-1].episodes == [Episode(sum(rewards), len(rewards))]
     first = states[begins, 0]
     assert (first == first[:, -1:]).all(), "nothing of the last life"
+
+
+class Scripted:
+    """Games of some steps of 5 points, which are cut short; each picture has its own colour."""
+
+    num_envs, single_action_space, shown = N, spaces.Discrete(3), 0
+    single_observation_space = spaces.Box(0, 255, (1, 84, 84), np.uint8)
+
+    def picture(self) -> np.ndarray:
+        self.shown += 1
+        return np.full((N, 1, 84, 84), self.shown, np.uint8)
+
+    def reset(self, *, seed):
+        return self.picture(), {}
+
+    def send(self, actions):
+        pass
+
+    def recv(self):
+        last, cut = self.picture(), self.shown % 4 == 3
+        frames = self.picture() if cut else last
+        return frames, np.full(N, 5), np.zeros(N, bool), np.full(N, cut), {"final_obs": last}
+
+
+def test_a_game_that_is_cut_short_keeps_its_last_frame_and_its_reward() -> None:
+    _, steps = play(Scripted(), 5)
+    assert [step.frames.max() for step in steps] == [2, 3, 5, 6, 7]
+    assert [step.first_frames.max(initial=0) for step in steps] == [1, 0, 4, 0, 0]
+    games = [step.episodes[0] for step in steps]
+    assert games == [None, Episode(10.0, 2), None, None, Episode(15.0, 3)]
+    assert {(step.rewards[0], step.terminated[0]) for step in steps} == {(1.0, False)}

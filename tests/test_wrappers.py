@@ -103,6 +103,7 @@ def test_whole_games_survive_lives_and_clipping():
     assert [step.episodes[0] for step in steps] == [None, None, Episode(25.0, 3)] * 2
     assert (inner.actions, inner.resets) == ([2, 2, 0, 2, 0] * 2, 3)
     assert [frame.max() for step in steps for frame in step.first_frames] == [0, 3, 0, 3]
+    assert [step.frames.max() for step in steps] == [1, 2, 4] * 2
 
 
 def test_fire_reset_presses_fire():
