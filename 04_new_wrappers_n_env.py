@@ -14,11 +14,10 @@ solve Pong (-62 %).
 import copy
 from dataclasses import dataclass
 
-import gymnasium as gym
 import torch
 from ignite.engine import Engine
 
-from lib.envs.atari_wrappers import make_atari, wrap_deepmind
+from lib.envs.atari_wrappers import FrameStack, make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
 from lib.learning.agents import EpsilonGreedyAgent
 from lib.learning.dqn_model import DQN, adam
@@ -40,7 +39,7 @@ class Options(WrapperOptions):
     steps: int = option(1, "frames of each environment per update", 1, 256, group="playing")
 
 
-def make_env(hp: Options) -> gym.Env:
+def make_env(hp: Options) -> FrameStack:
     env = make_atari(hp.env, noop_max=hp.noop_max, skip=hp.skip, max_pool=hp.max_pool)
     kept = {name: getattr(hp, name) for name in ("episodic_life", "fire_reset", "clip_reward")}
     return wrap_deepmind(env, stack=hp.stack, resize=hp.resize, **kept)

@@ -96,8 +96,9 @@ def build(who: str, games: int, threads: int) -> Any:
         import ale_py
         from gymnasium.vector import AutoresetMode
 
-        how = {"stack_num": 1, "num_threads": threads, "autoreset_mode": AutoresetMode.SAME_STEP}
-        return ale_py.AtariVectorEnv("pong", games, **how)
+        how = {"stack_num": 1, "num_threads": threads}
+        reset = AutoresetMode.SAME_STEP
+        return ale_py.AtariVectorEnv("pong", games, autoreset_mode=reset, **how)
     from pong_emulator import PongVectorEnv
 
     device = "cuda" if who == ON_GPU else "cpu"

@@ -106,7 +106,7 @@ def ptan(args: argparse.Namespace) -> None:
         queue = context.Queue(maxsize=QUEUE_SIZE)
         play_args = net.share_memory(), queue, args
         context.Process(target=ptan_play, args=play_args, daemon=True).start()
-    source = None if args.parallel else ptan_source(args.envs, net, args)
+    source: Any = None if args.parallel else ptan_source(args.envs, net, args)
     buffer = ExperienceReplayBuffer(source, REPLAY_SIZE)
 
     def receive(count: int = 1) -> int:

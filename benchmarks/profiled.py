@@ -162,5 +162,5 @@ def main() -> None:
     def make(self: Player, play: Callable[..., None], *args: Any, **keywords: Any) -> None:
         make_player(self, functools.partial(play_profiled, play, folder), *args, **keywords)
 
-    Engine.run, Player.__init__ = run, make
+    Engine.run, Player.__init__ = run, make  # type: ignore[method-assign]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -272,7 +272,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         counts = torch.cat([self._most, self._state[NOOPS_DRAWN].max().view(1)])
         self._counts = counts.to("cpu", non_blocking=True)
         if not SIMULATED:
-            self._arrived = torch.cuda.current_stream(self.device).record_event()
+            self._arrived: Any = torch.cuda.current_stream(self.device).record_event()
 
     def _launch(self, function: Any, blocks: int, threads: int, *arguments: Any) -> None:
         with cuda.gpus[self._gpu]:  # else Numba would launch on torch's current device

@@ -53,7 +53,7 @@ class Step(NamedTuple):
         return self.call is not None or re.search(r"\bt\b(?! \+=)", self.text) is not None
 
 
-def return_address(instruction: Instruction, stack: int | None) -> Iterator[Step]:
+def return_address(instruction: Instruction, stack: int) -> Iterator[Step]:
     """What a call leaves on the stack, which lies in RAM where everybody can see it."""
     address = instruction.following - (1 if instruction.name == "JSR" else 0)
     yield Step(f"{_ram(stack)} = {address >> 8:#04x}")
@@ -132,6 +132,7 @@ def meaning(i: Instruction, stack: int | None) -> Iterator[Step]:
         case "PHP":
             yield from _push_status(i, stack)
         case "RTI":
+            assert stack is not None
             yield Step(_ram(stack + 1), ("m", "n"))
             yield Step("~m & 0x02", ("z",))
             yield Step("m & 0x40", ("v",))

@@ -112,6 +112,7 @@ def _translate_blocks(
         steps = done.steps[block.start] = []
         for instruction in block.instructions:
             if instruction.name in ("JSR", "BRK"):
+                assert stack is not None
                 entry = program.interrupt if instruction.name == "BRK" else instruction.operand
                 pushed = return_address(instruction, stack)
                 depth = stack - (2 if instruction.name == "JSR" else 3)
@@ -132,10 +133,11 @@ def _stack_after(
     instruction: Instruction, previous: Instruction | None, stack: int | None
 ) -> int | None:
     if instruction.name == "PHP":
-        return stack - 1
+        return None if stack is None else stack - 1
     if instruction.name == "TXS":
-        known = previous is not None and (previous.name, previous.mode) == ("LDX", "immediate")
-        return previous.operand if known else None  # None: restored, and only used to return
+        if previous is not None and (previous.name, previous.mode) == ("LDX", "immediate"):
+            return previous.operand
+        return None  # restored, and only used to return
     return stack
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, ResetNeeded
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -107,7 +107,7 @@ class BasePongVectorEnv(VectorEnv):
         return new_game()
 
     @cached_property
-    def observation_space(self) -> Box:
+    def observation_space(self) -> Space:  # type: ignore[override]
         """Of all games; its bounds take four times the memory of an observation."""
         return batch_space(self.single_observation_space, self.num_envs)
 

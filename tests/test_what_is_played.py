@@ -38,7 +38,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
 
 
-WRAPPERS = "hp.make_env()", "wrap_deepmind(make_atari(hp.env))"
+WRAPPERS = "make_env(hp)", "wrap_deepmind(make_atari(hp.env))"
 
 
 class Enough(Exception):  # noqa: N818, it is no error

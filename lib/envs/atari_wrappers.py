@@ -246,6 +246,9 @@ class FrameStack(gym.Wrapper):
     >>> env = FrameStack(ImageToPyTorch(gym.make("PongNoFrameskip-v4")), stack=4)
     """
 
+    observation_space: Any  # a Box, (channels, height, width)
+    action_space: Any  # a Discrete
+
     def __init__(self, env: gym.Env, stack: int = 4) -> None:
         super().__init__(env)
         channels, height, width = _box(env).shape
@@ -299,7 +302,7 @@ def wrap_deepmind(
     resize: str = "opencv-area",
     clip_reward: bool = True,
     stack: int = 4,
-) -> gym.Env:
+) -> FrameStack:
     """Wrap a game of ``make_atari`` for a DQN: observations of shape (stack, 84, 84).
 
     Args:

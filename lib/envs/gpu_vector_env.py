@@ -37,7 +37,8 @@ def plays_games(device: torch.device) -> bool:
 def first_games(device: torch.device) -> dict[str, torch.Tensor]:
     """What 48 steps of four games give on this device; games are short, so that new ones begin."""
     random, steps = np.random.default_rng(0), []
-    envs = pong_emulator.PongVectorEnv(4, device=device, stack=1, max_num_frames_per_episode=100)
+    make: Any = pong_emulator.PongVectorEnv
+    envs = make(4, device=device, stack=1, max_num_frames_per_episode=100)
     envs.reset(seed=0)
     for _ in range(48):
         envs.send(torch.from_numpy(random.integers(6, size=4)).to(device))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lib.learning.schedules import LinearSchedule, Schedule
+from lib.learning.schedules import Schedule
 from lib.seeds import ACTIONS, stream
 from lib.transfer import upload
 
@@ -28,29 +28,36 @@ def drawn(values: torch.Tensor, temperature: float) -> torch.Tensor:
     return (values - temperature * torch.empty_like(values).exponential_().log()).argmax(1)
 
 
-class Exploration:
-    """Replaces chosen actions by random ones with probability epsilon, the schedule by frame.
-
-    For a rung that needs the values of all states anyway. ``EpsilonGreedyAgent`` computes values
-    only for the states in which it acts greedily.
-    """
+class EpsilonGreedy:
+    """Random actions with probability epsilon, the schedule by frame; else chosen ones."""
 
     def __init__(self, n_actions: int, epsilon: Schedule, seed: int = 0) -> None:
         self.n_actions, self.epsilon = n_actions, epsilon
         self._rng = stream(seed, ACTIONS)
 
-    def __call__(self, chosen: torch.Tensor, frame: int) -> np.ndarray:
-        """The actions to play at this frame, int64 (n,); the chosen ones may be on any device."""
-        actions = chosen.cpu().numpy().copy()
-        at_random = self._rng.random(len(actions)) < self.epsilon(frame)
-        actions[at_random] = self._rng.integers(self.n_actions, size=at_random.sum())
-        return actions
+    def at_random(self, n: int, frame: int) -> np.ndarray:
+        """Which of n games get a random action at this frame, bool (n,)."""
+        return self._rng.random(n) < self.epsilon(frame)
 
     def state_dict(self) -> dict[str, Any]:
         return {"random": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._rng.bit_generator.state = state["random"]
+
+
+class Exploration(EpsilonGreedy):
+    """Replaces chosen actions, for a rung that needs the values of all states anyway.
+
+    ``EpsilonGreedyAgent`` computes values only for the states in which it acts greedily.
+    """
+
+    def __call__(self, chosen: torch.Tensor, frame: int) -> np.ndarray:
+        """The actions to play at this frame, int64 (n,); the chosen ones may be on any device."""
+        actions = chosen.cpu().numpy().copy()
+        at_random = self.at_random(len(actions), frame)
+        actions[at_random] = self._rng.integers(self.n_actions, size=at_random.sum())
+        return actions
 
 
 class GpuExploration(Exploration):
@@ -62,7 +69,7 @@ class GpuExploration(Exploration):
         return torch.where(at_random, torch.randint_like(chosen, self.n_actions), chosen)
 
 
-class EpsilonGreedyAgent:
+class EpsilonGreedyAgent(EpsilonGreedy):
     """Chooses a random action with probability epsilon, else the greedy action.
 
     Args:
@@ -77,22 +84,21 @@ class EpsilonGreedyAgent:
         self,
         q_function: QFunction,
         n_actions: int,
-        epsilon: LinearSchedule,
+        epsilon: Schedule,
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        self.q_function, self.n_actions, self.epsilon = q_function, n_actions, epsilon
-        self.device = torch.device(device)
+        self.q_function, self.device = q_function, torch.device(device)
         self.frames = 0  # frames for which an action was chosen
-        self._rng = stream(seed, ACTIONS)
+        super().__init__(n_actions, epsilon, seed)
 
-    def __call__(self, states: Sequence[Any]) -> np.ndarray:
+    def __call__(self, states: Sequence[Any] | np.ndarray) -> np.ndarray:
         """Choose an action for every state, int64 (n,); one forward pass for all that need one.
 
         Args:
             states: array-likes of uint8, (stack, height, width), one per environment.
         """
-        greedy = self._rng.random(len(states)) >= self.epsilon(self.frames)
+        greedy = ~self.at_random(len(states), self.frames)
         actions = self._rng.integers(self.n_actions, size=len(states))
         if greedy.any():
             chosen = np.stack([np.asarray(states[i]) for i in np.flatnonzero(greedy).tolist()])
@@ -103,8 +109,8 @@ class EpsilonGreedyAgent:
         return actions
 
     def state_dict(self) -> dict[str, Any]:
-        return {"frames": self.frames, "random": self._rng.bit_generator.state}
+        return super().state_dict() | {"frames": self.frames}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
         self.frames = state["frames"]
-        self._rng.bit_generator.state = state["random"]
