@@ -21,13 +21,13 @@ def upload(device: torch.device, *arrays: np.ndarray | torch.Tensor) -> list[tor
 
     Tensors are there already, and are returned as they are.
     """
-    there = is_asynchronous(device)
-
-    def send(array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return (tensor.pin_memory() if there else tensor).to(device, non_blocking=there)
-
-    return [send(array) if isinstance(array, np.ndarray) else array for array in arrays]
+    there, sent = is_asynchronous(device), []
+    for array in arrays:
+        if isinstance(array, np.ndarray):
+            tensor = torch.from_numpy(array)
+            array = (tensor.pin_memory() if there else tensor).to(device, non_blocking=there)
+        sent.append(array)
+    return sent
 
 
 def gather(device: torch.device, *tables: tuple[np.ndarray, np.ndarray]) -> list[torch.Tensor]:

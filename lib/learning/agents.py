@@ -35,10 +35,6 @@ class EpsilonGreedy:
         self.n_actions, self.epsilon = n_actions, epsilon
         self._rng = stream(seed, ACTIONS)
 
-    def at_random(self, n: int, frame: int) -> np.ndarray:
-        """Which of n games get a random action at this frame, bool (n,)."""
-        return self._rng.random(n) < self.epsilon(frame)
-
     def state_dict(self) -> dict[str, Any]:
         return {"random": self._rng.bit_generator.state}
 
@@ -55,7 +51,7 @@ class Exploration(EpsilonGreedy):
     def __call__(self, chosen: torch.Tensor, frame: int) -> np.ndarray:
         """The actions to play at this frame, int64 (n,); the chosen ones may be on any device."""
         actions = chosen.cpu().numpy().copy()
-        at_random = self.at_random(len(actions), frame)
+        at_random = self._rng.random(len(actions)) < self.epsilon(frame)
         actions[at_random] = self._rng.integers(self.n_actions, size=at_random.sum())
         return actions
 
@@ -98,7 +94,7 @@ class EpsilonGreedyAgent(EpsilonGreedy):
         Args:
             states: array-likes of uint8, (stack, height, width), one per environment.
         """
-        greedy = ~self.at_random(len(states), self.frames)
+        greedy = self._rng.random(len(states)) >= self.epsilon(self.frames)
         actions = self._rng.integers(self.n_actions, size=len(states))
         if greedy.any():
             chosen = np.stack([np.asarray(states[i]) for i in np.flatnonzero(greedy).tolist()])
