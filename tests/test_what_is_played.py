@@ -115,40 +115,21 @@ def test_a_player_acts_with_the_weights_of_its_last_refresh(script, settings, fr
 
 
 @pytest.mark.usefixtures("ends")
-@pytest.mark.parametrize("script", [*SERIAL[1:], *PARALLEL, *BEYOND])
-def test_adam_gets_its_epsilon(script, tmp_path, monkeypatch) -> None:
-    module, attach = importlib.import_module(script), Mock(side_effect=Enough)
-    monkeypatch.setattr(module, "attach_handlers", attach)
-    options = getattr(module, "Options", ReplayOptions)(adam_epsilon=0.5)
-    with pytest.raises(Enough), TensorboardLogger(tmp_path) as log:
-        module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
-    saved = attach.call_args.args[3]
-    optimizer = saved.get("optimizer")
-    assert (optimizer.defaults["eps"] if optimizer else saved["net"].epsilon) == 0.5
-
-
-@pytest.mark.usefixtures("ends")
-@pytest.mark.parametrize("script", [*SERIAL, *BEYOND[:2]])
-def test_epsilon_falls_from_the_first_update_on(script, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND[:2]])
+def test_adam_has_its_epsilon_and_actions_theirs(script, tmp_path, monkeypatch) -> None:
     module, attach = importlib.import_module(script), Mock(side_effect=Enough)
     monkeypatch.setattr(module, "attach_handlers", attach)
     settings = {"replay_initial": 500, "epsilon_frames": 100, "epsilon_final": 0.5}
-    options = getattr(module, "Options", ReplayOptions)(**settings)
+    options = getattr(module, "Options", ReplayOptions)(adam_epsilon=0.5, **settings)
     with pytest.raises(Enough), TensorboardLogger(tmp_path) as log:
         module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
-    epsilon = attach.call_args.args[2]
-    assert [epsilon(frame) for frame in (499, 500, 550, 600)] == [1, 1, 0.75, 0.5]
-
-
-@pytest.mark.usefixtures("ends")
-@pytest.mark.parametrize("script", PARALLEL)
-def test_the_player_gets_its_settings(script, tmp_path, monkeypatch) -> None:
-    module = importlib.import_module(script)
-    monkeypatch.setattr(module, "Player", Mock(side_effect=Enough))
-    options = module.Options(steps=3, player_timeout=7.0)
-    with pytest.raises(Enough), TensorboardLogger(tmp_path) as log:
-        module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
-    module.Player.assert_called_once_with(module.play, ANY, 6, timeout=7.0, device="cpu")
+    _, _, epsilon, saved, *_ = attach.call_args.args
+    optimizer = saved.get("optimizer")
+    assert (optimizer.defaults["eps"] if optimizer else saved["net"].epsilon) == 0.5
+    # It falls from the first update on; where there is a player, four times as slowly.
+    begin, frames = (0, 400) if script in PARALLEL else (500, 100)
+    falling = [epsilon(begin + part * frames // 2) for part in (-1, 0, 1, 2, 3)]
+    assert falling == [1, 1, 0.75, 0.5, 0.5]
 
 
 @pytest.mark.usefixtures("console", "ends")
@@ -307,16 +288,16 @@ def test_a_speedrun_learns_from_what_it_played(script, tmp_path, monkeypatch) ->
     assert done == int((len(played) - 13) * 3 * 4**0.75 / 9)
 
 
+@pytest.mark.usefixtures("ends")
 @pytest.mark.parametrize("script", PARALLEL)
-def test_an_update_for_several_frames_is_larger_and_epsilon_falls_slower(
+def test_an_update_for_several_frames_is_larger_and_so_is_the_queue(
     script, tmp_path, monkeypatch
 ) -> None:
-    module, batches, schedule = importlib.import_module(script), Mock(side_effect=Enough), Mock()
-    monkeypatch.setattr(module, "replay_batches", batches)
-    monkeypatch.setattr(module, "LinearSchedule", schedule)
-    monkeypatch.setattr(module, "attach_handlers", Mock())
-    monkeypatch.setattr(module, "Player", MagicMock())
-    options = module.Options(steps=3, batch_size=5, epsilon_frames=7)
+    module, batches, player = importlib.import_module(script), Mock(side_effect=Enough), MagicMock()
+    for name, patched in (("replay_batches", batches), ("Player", player)):
+        monkeypatch.setattr(module, name, patched)
+    options = module.Options(steps=3, batch_size=5, player_timeout=7.0)
     with pytest.raises(Enough), TensorboardLogger(tmp_path) as log:
         module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
-    assert (batches.call_args.args[-1], schedule.call_args.args[-1]) == (15, 21)
+    assert batches.call_args.args[-1] == 15
+    player.assert_called_once_with(module.play, ANY, 6, timeout=7.0, device="cpu")
