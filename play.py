@@ -41,7 +41,7 @@ from lib.training.checkpoints import (
     write_checkpoint,
 )
 from lib.training.evaluation import SEED, STICKY, describe, load_agent, make_env, play_game
-from lib.training.flags import OneLineParser, number
+from lib.training.flags import FlagParser, number
 
 SHIPPED = Path(__file__).parent / "weights" / "pong.pt"
 # For each kind of video: agent steps per picture, how fast it is, and how it is written. A GIF is
@@ -58,9 +58,7 @@ VIDEOS: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 def parse() -> argparse.Namespace:
     """Read the command line; a bad value ends the program with one line and exit code 2."""
-    parser = OneLineParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     place = "run folder or checkpoint (default: an agent that is trained already)"
     parser.add_argument(
         "run_dir", type=Path, metavar="RUN_DIR", nargs="?", default=SHIPPED, help=place

@@ -12,9 +12,10 @@ import argparse
 import importlib
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 from benchmarks import Failed, UserError
+from lib.parser import OneLineParser
 
 # Only the chosen module is imported, so that --help and table are quick.
 COMMANDS = {
@@ -27,26 +28,16 @@ COMMANDS = {
 }
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and whose help keeps its lines."""
-
-    def __init__(self, **how: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **how)
-
-    def error(self, message: str) -> NoReturn:
-        """End the program with exit code 2."""
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
-
-
 def main(argv: list[str]) -> int:
     """Run a subcommand; returns the exit code."""
     end = argv.index("--") if "--" in argv else len(argv)
     argv, rung_flags = argv[:end], argv[end + 1 :]  # what follows is for the rungs
-    parser = OneLineParser(prog="python -m benchmarks", description=__doc__)
+    lines: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}  # they stay as they are
+    parser = OneLineParser(prog="python -m benchmarks", description=__doc__, **lines)
     subparsers = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", required=True)
     modules = {}
     for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary)
+        subparser = subparsers.add_parser(name, help=summary, **lines)
         if argv[:1] == [name]:
             modules[name] = importlib.import_module(f"benchmarks.{name}")
             subparser.description = modules[name].__doc__

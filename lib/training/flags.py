@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from lib.parser import OneLineParser
 from lib.training.checkpoints import (
     FOLDER,
     SETTINGS,
@@ -29,11 +30,8 @@ SYNONYMS = {"gpu": "--cuda", "cpu": "--device cpu", "load": "--init-from", "game
 SYNONYMS |= dict.fromkeys(("n-envs", "num-envs"), "--envs")
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are one line; flags may have underscores, and what is near is told."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
+class FlagParser(OneLineParser):
+    """A parser whose flags may have underscores; for a wrong one it tells what is near."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         given = sys.argv[1:] if args is None else args
@@ -57,7 +55,7 @@ def shortened(name: str) -> str:
 
 def parse(options: type[Options], description: str, argv: Sequence[str] | None = None) -> Options:
     """Read the command line; a bad value ends the program with one line and exit code 2."""
-    parser = OneLineParser(
+    parser = FlagParser(
         usage="%(prog)s [flags]",
         description="\n\n".join(textwrap.fill(part, 80) for part in description.split("\n\n")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
