@@ -8,6 +8,7 @@ On a GPU the same functions play there, and the CPU only launches each iteration
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from ignite.engine import Engine
@@ -43,7 +44,7 @@ def train(hp: Options, run: Run) -> None:
         hp.envs, device=device, threads=threads, stack=1, reward_clipping=False,
         rows=hp.preprocessing.rows,
     )  # fmt: skip
-    stacked = GpuStackedVectorEnv if on_gpu else StackedVectorEnv
+    stacked: Any = GpuStackedVectorEnv if on_gpu else StackedVectorEnv
     envs = stacked(games, hp.preprocessing, run.games_seed)
 
     network = DuelingDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)
