@@ -21,6 +21,7 @@ import argparse
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ class Film(gym.Wrapper):
     def __init__(self, env: gym.Env, file: Path) -> None:
         super().__init__(env)
         self.every, _, settings = VIDEOS[file.suffix.lower()]
-        height, width = env.unwrapped.observation_space.shape[:2]
+        height, width = (env.unwrapped.observation_space.shape or ())[:2]
         self.writer = write_frames(file, (width, height), ffmpeg_log_level="error", **settings)
         self.writer.send(None)  # start ffmpeg
         self.steps = 0
@@ -172,7 +173,12 @@ def main() -> None:
                 name = f"game {number + 1:3}  score "
                 score.set_description_str(name, refresh=False)
                 score.reset()
-                counted = TransformReward(stage, lambda r, add=score.update: (add(r), r)[1])
+
+                def show(reward: Any, add: Callable[[Any], Any] = score.update) -> Any:
+                    add(reward)
+                    return reward
+
+                counted = TransformReward(stage, show)
                 game = play_game(counted, args.network, args.epsilon, args.seed + number)
                 rewards.append(game.reward)
                 score.clear()

@@ -45,7 +45,7 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
     """A single environment for evaluation, with the states of training. ALE gets ``kwargs``."""
     p = preprocessing
     kwargs |= {"obs_type": "grayscale"} if p.vector_env else {}
-    env = wrap_deepmind(
+    env: gym.Env = wrap_deepmind(
         make_atari(p.env, noop_max=p.noop_max, skip=p.skip, max_pool=p.max_pool, **kwargs),
         episodic_life=p.episodic_life and not p.vector_env,
         fire_reset=p.fire_reset,
