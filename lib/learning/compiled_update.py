@@ -7,7 +7,7 @@ memory once.
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -105,6 +105,39 @@ def compiled_way(
     return way
 
 
+def graph_or_plain(
+    part: str,
+    function: Callable[[], None],
+    device: torch.device,
+    changing: Mapping[str, torch.Tensor],
+    captures: bool = True,
+) -> Callable[[], None]:
+    """The function as one CUDA graph, if that works there; else, and on a CPU, as it is.
+
+    Args:
+        part: what to call the graph.
+        function: as for ``captured``.
+        device: where it computes.
+        changing: by name, what it changes, and later calls depend on. Three calls of it are
+            compared, see ``faster_way``.
+        captures: whether to try.
+    """
+    if not (captures and is_asynchronous(device)):
+        return function
+    kept = Kept(device, changing.values())
+
+    def results(way: Callable[[], None]) -> Results:
+        kept.put_back()
+        for _ in range(3):
+            way()
+        return {name: tensor.clone() for name, tensor in changing.items()}
+
+    allowed = ROUNDING[torch.float32]
+    way = faster_way(part, function, lambda: captured(function), results, allowed)
+    kept.put_back()
+    return way
+
+
 class CapturedForward:
     """A function of states, for choosing actions; on the GPU it is one CUDA graph.
 
@@ -117,6 +150,7 @@ class CapturedForward:
         states_shape: shape of the largest input.
         device: where it computes.
         compiled: compile it on the CPU, for inputs that all have the same shape.
+        alone: not a part of a larger graph, which has it captured.
     """
 
     def __init__(
@@ -125,6 +159,7 @@ class CapturedForward:
         states_shape: tuple[int, ...],
         device: torch.device,
         compiled: bool = False,
+        alone: bool = True,
     ) -> None:
         self._call = function
         # Any pictures, so that different weights give different values.
@@ -147,10 +182,10 @@ class CapturedForward:
 
         allowed = ROUNDING[torch.float32]  # enough for bfloat16, too: nothing cancels in values
         kept = Kept(device, [])  # the function may draw, and compiling does
-        if is_asynchronous(device):
+        if is_asynchronous(device) and alone:
             part = "the CUDA graph that chooses actions"
             self._call = faster_way(part, function, capture, values, allowed)
-        elif compiled and compiles(device):
+        elif compiled and not is_asynchronous(device) and compiles(device):
             step, name = "step 1 of 2", "choice of actions"
             self._call = compiled_way(step, name, function, device, values, allowed)
         kept.put_back()
