@@ -1,12 +1,11 @@
 """Thousands of games: all that a run does is done on one GPU.
 
-It learns as 08_recompiled_pong.py does, from many more games at once: in fewer steps, and with
-larger batches. With --cuda the emulator plays on the GPU, too. A step of all games is one CUDA
-graph there: the choice of actions, the games, and what is remembered of them. The returns of a
-rollout are another one, and so is an update. The CPU launches them, and asks once per rollout what
-happened.
+08_recompiled_pong.py with many more games: fewer steps, and larger batches. With --cuda the
+emulator plays on the GPU, too. A step of all games is one CUDA graph there: the choice of actions,
+the games, and what is recorded of them. The returns of a rollout are another one, and so is an
+update. The CPU launches them, and asks once per rollout what happened.
 
-On a CPU the same script plays in threads, and then learns: more slowly than 08.
+On a CPU the same script plays in threads, then learns: it is slower than 08.
 """
 
 from collections.abc import Iterator
@@ -35,11 +34,11 @@ from lib.training.speedrun_options import ThousandsOptions as Options
 
 
 def train(hp: Options, run: Run) -> None:
+    device = run.device if plays_games(run.device) else "cpu"
+    threads = torch.get_num_threads() if run.device.type == "cpu" else cores()
     games = pong_emulator.PongVectorEnv(
-        hp.envs, device=run.device if plays_games(run.device) else "cpu",
-        threads=torch.get_num_threads() if run.device.type == "cpu" else cores(),
-        games_per_warp=hp.games_per_warp, stack=1, reward_clipping=False,
-        rows=hp.preprocessing.rows,
+        hp.envs, device=device, threads=threads, games_per_warp=hp.games_per_warp, stack=1,
+        reward_clipping=False, rows=hp.preprocessing.rows,
     )  # fmt: skip
     envs = TensorVectorEnv(games, hp.preprocessing, hp.seed, hp.rollout, run.device)
 
@@ -72,9 +71,6 @@ def train(hp: Options, run: Run) -> None:
             ended = ended | (rewards != 0)
         rollout.record_outcome(rewards, ended)
 
-    def finish() -> None:
-        rollout.finish(choose(envs.states)[0])
-
     def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
         return squared_error(net(weights, targets.states), targets.actions, targets.returns)
 
@@ -89,9 +85,11 @@ def train(hp: Options, run: Run) -> None:
         learn = CompiledUpdate(update, run.device, net, rollout.position)
         learn.compile()
     envs.reset()
-    graph, changing = "the CUDA graph of ", envs.changing | rollout.changing
-    step = graph_or_plain(graph + "a step", step, run.device, changing, envs.captures)
-    finish = graph_or_plain(graph + "the returns", finish, run.device, rollout.changing)
+    changing = envs.changing | rollout.changing
+    step = graph_or_plain("a step", step, run.device, changing, envs.captures)
+    finish = graph_or_plain(
+        "the returns", lambda: rollout.finish(choose(envs.states)[0]), run.device, rollout.changing
+    )
     engine = Engine(lambda engine, _: learn())
 
     def play() -> Iterator[None]:

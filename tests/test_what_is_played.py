@@ -15,6 +15,7 @@ from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 
 from lib.envs.experience import ExperienceSource, Transitions
+from lib.envs.gpu_vector_env import TensorVectorEnv
 from lib.envs.vector_env import StackedVectorEnv, VectorStep
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN
@@ -42,6 +43,7 @@ def played(script: str, folder: Path, **settings: float) -> list[np.ndarray]:
     module = importlib.import_module(script)
     frames: list[np.ndarray] = []
     iterate, receive = ExperienceSource.__iter__, StackedVectorEnv.recv
+    step_tensors = TensorVectorEnv.step
 
     def look_at(source: ExperienceSource) -> Iterator[list[Transitions]]:
         for steps in iterate(source):
@@ -51,6 +53,11 @@ def played(script: str, folder: Path, **settings: float) -> list[np.ndarray]:
     def look(envs: StackedVectorEnv) -> VectorStep:
         see(step := receive(envs))
         return step
+
+    def look_at_tensors(envs: TensorVectorEnv, actions: torch.Tensor) -> Any:
+        outcome = step_tensors(envs, actions)
+        see(Mock(frames=envs.states[:, -1:].numpy().copy()))
+        return outcome
 
     def see(*steps: Transitions | VectorStep) -> None:
         frames.extend(step.frames[0] for step in steps)
@@ -66,6 +73,7 @@ def played(script: str, folder: Path, **settings: float) -> list[np.ndarray]:
     with suppress(Enough), TensorboardLogger(folder) as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExperienceSource, "__iter__", look_at)
         patch.setattr(StackedVectorEnv, "recv", look)
+        patch.setattr(TensorVectorEnv, "step", look_at_tensors)
         if script in PARALLEL:
             net = DQN((options.preprocessing.stack, 84, 84), 6)
             module.play(Mock(), options, net, lambda frame: 0.0, 0)

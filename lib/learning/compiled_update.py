@@ -106,7 +106,7 @@ def compiled_way(
 
 
 def graph_or_plain(
-    part: str,
+    name: str,
     function: Callable[[], None],
     device: torch.device,
     changing: Mapping[str, torch.Tensor],
@@ -115,7 +115,7 @@ def graph_or_plain(
     """The function as one CUDA graph, if that works there; else, and on a CPU, as it is.
 
     Args:
-        part: what to call the graph.
+        name: of what the function does.
         function: as for ``captured``.
         device: where it computes.
         changing: by name, what it changes, and later calls depend on. Three calls of it are
@@ -133,6 +133,7 @@ def graph_or_plain(
         return {name: tensor.clone() for name, tensor in changing.items()}
 
     allowed = ROUNDING[torch.float32]
+    part = f"the CUDA graph of {name}"
     way = faster_way(part, function, lambda: captured(function), results, allowed)
     kept.put_back()
     return way

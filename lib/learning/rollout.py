@@ -118,8 +118,7 @@ class Rollout:
 
     @cached_property
     def _compute_returns(self) -> Callable[[], None]:
-        part, device = "the CUDA graph of the returns", self._order.device
-        return graph_or_plain(part, self._returns, device, self.changing)
+        return graph_or_plain("the returns", self._returns, self._order.device, self.changing)
 
     def _returns(self) -> None:
         played = (self._rewards, self._ended, self._values)

@@ -28,7 +28,7 @@ from lib.learning.schedules import Schedule
 from lib.printing import say
 from lib.training.checkpoints import save_checkpoints
 from lib.training.evaluation import try_agent
-from lib.training.events import COUNTERS, PlayEvents
+from lib.training.events import COUNTERS, PlayEvents, logged_episodes
 from lib.training.run import Failure, Run, end_on_signals, on_signals
 from lib.training.terminal import Terminal
 
@@ -36,7 +36,7 @@ FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
 LOOK_EVERY = 1_000  # updates between looks whether the network has died
 ALPHA = 0.98  # of the smoothed reward and loss
-TRY_EVERY = 25  # episodes between trials of the agent
+TRY_EVERY = 25  # episodes between trials of the agent, or a quarter as many as there are games
 
 
 def attach_handlers(
@@ -71,23 +71,26 @@ def attach_handlers(
             engine.fire_event(PlayEvents.TRIED)
         return engine.state.trial.passed
 
-    track_reward(engine, run.hp.stop_reward, passes)
+    envs = getattr(run.hp, "envs", 1)
+    track_reward(engine, run.hp.stop_reward, passes, max(TRY_EVERY, envs // 4))
     speed = Speed(engine)
     average = track_loss(engine, run)
     tell_of_death(engine, saved["net"])
     stop_early(engine, run)
-    log_to_tensorboard(engine, run.tensorboard, epsilon)
+    log_to_tensorboard(engine, run.tensorboard, epsilon, envs)
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
     save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
     Terminal(run).attach(engine)
     end_training(engine, run)
 
 
-def track_reward(engine: Engine, stop_reward: float, passes: Callable[[], bool]) -> None:
+def track_reward(
+    engine: Engine, stop_reward: float, passes: Callable[[], bool], try_every: int = TRY_EVERY
+) -> None:
     """Smooth the reward exponentially, from the first episode on; stop when the game is solved.
 
     ``passes`` is asked whether the game is solved, when avg_reward has reached it, and again
-    after some episodes.
+    after ``try_every`` episodes.
     """
     state = engine.state
     state.episode = None
@@ -109,7 +112,7 @@ def track_reward(engine: Engine, stop_reward: float, passes: Callable[[], bool])
             state.reached = {"frames": state.frames, "minutes": state.time_passed / 60}
             engine.fire_event(PlayEvents.REACHED)
         if state.episodes >= next_trial:
-            next_trial = state.episodes + TRY_EVERY
+            next_trial = state.episodes + try_every
             if passes():
                 state.solved = True
                 engine.terminate()
@@ -273,7 +276,9 @@ def end_training(engine: Engine, run: Run) -> None:
             raise error  # ignite leaves that to its handlers
 
 
-def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Schedule) -> None:
+def log_to_tensorboard(
+    engine: Engine, logger: TensorboardLogger, epsilon: Schedule, envs: int = 1
+) -> None:
     """Write the curves: per episode, per frames while filling, per updates while training."""
     state = engine.state
 
@@ -286,7 +291,7 @@ def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Sched
         now = {name: getattr(state, name) for name in names}
         write(folder, step, **now, epsilon=epsilon(state.frames), **more)
 
-    @engine.on(PlayEvents.EPISODE_COMPLETED)
+    @engine.on(logged_episodes(envs))
     def episode() -> None:
         reward = {"reward": state.episode.reward, "avg_reward": state.avg_reward}
         now = {"frames": state.frames, "time_passed": state.time_passed}
