@@ -15,8 +15,7 @@ from ignite.engine import Engine
 from torch.func import grad_and_value
 
 import pong_emulator
-from lib.devices import cores
-from lib.envs.gpu_vector_env import TensorVectorEnv, plays_games
+from lib.envs.gpu_vector_env import TensorVectorEnv, emulated_games
 from lib.learning.agents import drawn, epsilon_greedy
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate, graph_or_plain
 from lib.learning.dqn_model import DuelingDQN
@@ -34,12 +33,7 @@ from lib.training.speedrun_options import ThousandsOptions as Options
 
 
 def train(hp: Options, run: Run) -> None:
-    device = run.device if plays_games(run.device) else "cpu"
-    threads = torch.get_num_threads() if run.device.type == "cpu" else cores()
-    games = pong_emulator.PongVectorEnv(
-        hp.envs, device=device, threads=threads, games_per_warp=hp.games_per_warp, stack=1,
-        reward_clipping=False, rows=hp.preprocessing.rows,
-    )  # fmt: skip
+    games = emulated_games(hp.envs, run.device, hp.preprocessing, hp.games_per_warp)
     envs = TensorVectorEnv(games, hp.preprocessing, hp.seed, hp.rollout, run.device)
 
     network = DuelingDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)

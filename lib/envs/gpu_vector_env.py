@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import pong_emulator
+from lib.devices import cores
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
 from lib.gpu_checks import faster_way
@@ -37,6 +38,21 @@ def first_games(device: torch.device) -> dict[str, torch.Tensor]:
         steps.append([torch.as_tensor(new).cpu() for new in (*envs.recv()[:4], envs.ram)])
     names, kinds = ("pixels", "rewards", "ends", "cuts", "RAM"), zip(*steps, strict=True)
     return {name: torch.stack(kind) for name, kind in zip(names, kinds, strict=True)}
+
+
+def emulated_games(
+    num_envs: int, device: torch.device, preprocessing: Preprocessing, games_per_warp: int
+) -> Any:
+    """Games of ``pong_emulator`` on this device if they work there, else in threads of the CPU."""
+    return pong_emulator.PongVectorEnv(
+        num_envs,
+        device=device if plays_games(device) else "cpu",
+        threads=cores() if is_asynchronous(device) else torch.get_num_threads(),
+        games_per_warp=games_per_warp,
+        stack=1,
+        reward_clipping=False,
+        rows=preprocessing.rows,
+    )
 
 
 class TensorVectorEnv:
