@@ -88,7 +88,7 @@ class TensorVectorEnv:
         frames = torch.zeros(shape, dtype=torch.uint8, device=device)
         played = preprocessing.actions or range(int(envs.single_action_space.n))
         self.n_actions = len(played)
-        self._actions = torch.tensor(played, device=device)
+        self._actions = torch.tensor(played).to(device)
         self._chosen = torch.zeros(n, dtype=torch.int64, device=device)
         self.states = preprocessing.seen(frames).repeat(1, preprocessing.stack, 1, 1)
         self.shape = tuple(self.states.shape)
