@@ -14,7 +14,7 @@ from ignite.engine import Engine
 from torch.func import grad_and_value
 
 import pong_emulator
-from lib.devices import cores
+from lib.devices import cores, playing_threads
 from lib.envs.vector_env import StackedVectorEnv
 from lib.learning.agents import Exploration, drawn
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
@@ -35,7 +35,8 @@ from lib.transfer import upload
 
 def train(hp: Options, run: Run) -> None:
     # If all cores learn, this thread plays: another one would wait for a core.
-    threads = 1 if run.device.type == "cpu" and torch.get_num_threads() >= cores() else cores()
+    all_learn = run.device.type == "cpu" and torch.get_num_threads() >= cores()
+    threads = 1 if all_learn else playing_threads(hp.envs)
     games = pong_emulator.PongVectorEnv(
         hp.envs, threads=threads, stack=1, reward_clipping=False, rows=hp.preprocessing.rows
     )

@@ -99,8 +99,8 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
         device: cpu; or cuda, then arrays are torch tensors there (see ``cuda.py``).
         threads: of the CPU that play, outside of the interpreter's lock; 0 for one per core. A
             single one is the caller's own.
-        games_per_warp: on a GPU, games whose steps 32 threads take together, 1 to 32; 0 for the
-            default. Fewer do not wait for each other's branches, and use fewer of the threads.
+        games_per_warp: of a GPU: so many games, 1 to 32, wait for each other's branches; 0 for as
+            few as let all games play at once.
         stack: frames of an observation; a new game begins with black ones.
         frame_skip: emulated frames of a frame: how long an action is held.
         max_pool: see the maximum of the last two emulated frames, not the last one alone.

@@ -29,8 +29,10 @@ from .television import GREYS, LOOK, draw
 from .tia import LINES, WIDTH
 from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
 
+if not hasattr(np, "row_stack"):  # NumPy 2.5 has it no more, and numba-cuda 0.30 names it
+    np.row_stack = np.vstack  # type: ignore[attr-defined]
 WARP = 32  # threads that take every step together
-GAMES_PER_WARP = 32  # see ``PongVectorEnv``
+WARPS = 8  # that a processor of the GPU plays at once: each has all 255 registers for ``play``
 VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
 ROWS = 80  # different rows that a picture may have; Pong's have 40
 WATCH = DRAWS // 4  # steps from one look at the counts of the device to the next, by ``send``
@@ -185,7 +187,10 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         if self._gpu is None:
             self._gpu = 0 if SIMULATED else torch.cuda.current_device()
         self.device = torch.device("cpu" if SIMULATED else f"cuda:{self._gpu}")
-        self._players = min(games_per_warp or GAMES_PER_WARP, WARP)
+        if not games_per_warp and not SIMULATED:  # as few as let all games play at once
+            processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+            games_per_warp = -(-self.num_envs // (WARPS * processors))
+        self._players = min(games_per_warp or WARP, WARP)
         self._state = self._there(np.zeros((FIELDS, self.num_envs), np.int32))
         self._beginnings = self._there(beginnings(max(settings.noop_max, 2), self._beginning))
         self._most = self._there(np.zeros(2, np.int32))

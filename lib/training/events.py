@@ -38,7 +38,7 @@ def logged_episodes(envs: int) -> CallableEventWithFilter:
 
     Thousands of games end in such numbers that their lines and points would take seconds.
     """
-    return PlayEvents.EPISODE_COMPLETED(every=max(1, envs // 256))
+    return PlayEvents.EPISODE_COMPLETED(every=max(1, envs // 256))  # type: ignore[operator]
 
 
 def announce(engine: Engine, frames: int, episodes: Iterable[Episode | None]) -> None:

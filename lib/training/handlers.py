@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
-from ignite.metrics import RunningAverage
-from ignite.metrics.metric import MetricUsage
 
 from lib.learning.agents import QFunction
 from lib.learning.schedules import Schedule
@@ -74,7 +72,7 @@ def attach_handlers(
     envs = getattr(run.hp, "envs", 1)
     track_reward(engine, run.hp.stop_reward, passes, max(TRY_EVERY, envs // 4))
     speed = Speed(engine)
-    average = track_loss(engine, run)
+    average = track_loss(engine)
     tell_of_death(engine, saved["net"])
     stop_early(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon, envs)
@@ -200,18 +198,46 @@ class Speed:
         self.start()
 
 
-def track_loss(engine: Engine, run: Run) -> RunningAverage:
-    """Smooth the loss, and fail when it is not finite."""
-    average = RunningAverage(output_transform=lambda loss: loss, alpha=ALPHA, device=run.device)
-    # Every loss is added on the device. The average is read rarely: that waits for the device.
-    logged = Events.ITERATION_COMPLETED(every=LOG_EVERY)
-    average.attach(
-        engine, "avg_loss", MetricUsage(Events.STARTED, logged, Events.ITERATION_COMPLETED)
-    )
+class AverageLoss:
+    """The loss, smoothed exponentially; every ``LOG_EVERY`` updates it is known.
 
-    @engine.on(logged)
+    Until then losses stay on their device as they are: to smooth them there would take more kernels
+    than some updates.
+    """
+
+    def __init__(self) -> None:
+        self._value: torch.Tensor | None = None
+        self._losses: list[torch.Tensor] = []  # since it was known
+
+    def add(self, engine: Engine) -> None:
+        """Take the loss of an update."""
+        self._losses.append(engine.state.output)
+
+    def compute(self) -> float:
+        """The average now; this waits for the device."""
+        losses, self._losses = self._losses, []
+        for loss in torch.stack([*map(torch.as_tensor, losses)]).cpu() if losses else ():
+            kept = self._value
+            self._value = loss if kept is None else kept * ALPHA + (1.0 - ALPHA) * loss
+        return math.nan if self._value is None else self._value.item()
+
+    def state_dict(self) -> dict[str, Any]:
+        self.compute()
+        return {"_value": self._value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._value = None if state["_value"] is None else state["_value"].cpu()
+
+
+def track_loss(engine: Engine) -> AverageLoss:
+    """Smooth the loss, and fail when it is not finite."""
+    average = AverageLoss()
+    engine.add_event_handler(Events.ITERATION_COMPLETED, average.add)
+
+    @engine.on(Events.ITERATION_COMPLETED(every=LOG_EVERY))
     def check(engine: Engine) -> None:
-        loss = engine.state.metrics["avg_loss"]  # one loss that is not finite spoils it for good
+        loss = average.compute()  # one loss that is not finite spoils it for good
+        engine.state.metrics["avg_loss"] = loss
         if not math.isfinite(loss):
             raise Failure(f"the loss became {loss} within {engine.state.iteration:,} updates")
 

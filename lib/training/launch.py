@@ -1,6 +1,7 @@
 """A rung as a program: from its command line to its exit code."""
 
 import errno
+import gc
 import re
 import shlex
 import signal
@@ -84,6 +85,7 @@ def launch(
                 run.write_settings()
             try:
                 train(options, run)
+                gc.collect()  # engine and handlers are a circle: else torch's memory outlives them
             except KeyboardInterrupt:
                 if run.signal is not None or not run.solved:  # training itself was interrupted
                     raise
