@@ -108,6 +108,12 @@ def test_means_of_pixels_are_rounded_as_on_the_cpu():
     assert [rounded.py_func(total) for total in range(len(QUOTIENTS))] == QUOTIENTS.tolist()
 
 
+def test_numba_cuda_compiles_with_a_numpy_without_row_stack():
+    program = "import numpy as np; vars(np).pop('row_stack', None); import pong_emulator.cuda; "
+    done = run_python("-c", program + "import numba.cuda.np.arrayobj")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which compiles them, too")
 def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
     """To PTX, and from that to machine code: ptxas has limits that NVVM does not know."""

@@ -1,6 +1,7 @@
 """The handlers on a scripted stream of episodes, and what TensorBoard gets of it."""
 
 import signal
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -179,6 +180,7 @@ def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, 
 
     def train(options: ReplayOptions, run: Run) -> State:
         engine = Engine(lambda engine, batch: torch.tensor(0.0))
+        weakref.finalize(engine, print, "freed")
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {"net": small()})
         if number == signal.SIGINT:
             engine.add_event_handler(PlayEvents.SOLVED, lambda: signal.raise_signal(number))
@@ -188,8 +190,8 @@ def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, 
         return state
 
     run = ends(lambda: launch(train, ReplayOptions, ""), "01_baseline", "--run-dir", tmp_path)
-    *_, line, _, last = run.out.splitlines()
-    assert (run.code, line) == (0, told)
+    *_, line, freed, _, last = run.out.splitlines()
+    assert (run.code, line, freed) == (0, told, "freed")
     assert last.startswith("solved after 10 frames")
     (folder,) = tmp_path.iterdir()
     events = read_events(folder)

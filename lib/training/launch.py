@@ -85,11 +85,11 @@ def launch(
                 run.write_settings()
             try:
                 train(options, run)
-                gc.collect()  # engine and handlers are a circle: else torch's memory outlives them
             except KeyboardInterrupt:
                 if run.signal is not None or not run.solved:  # training itself was interrupted
                     raise
                 say("the games after training were cut short")
+        gc.collect()  # engine and handlers are a circle: torch's memory should not outlive them
         say_end(run)
         if run.signal is None or run.solved:
             sys.exit(0)
