@@ -26,25 +26,24 @@ GAMES, PER_WARP = (32, 1_024, 4_096, 16_384), (1, 4, 32)
 SECONDS = 1.0  # of a measurement
 
 
-def microseconds(call: Callable[[], object], device: torch.device, count: int = 300) -> list[float]:
+def microseconds(call: Callable[[], object], device: torch.device) -> list[float]:
     """Of the CPU per call (median), and per call until the device has done it (mean)."""
 
     def wait() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    for _ in range(10):
+    for _ in range(3):
         call()
     wait()
     times, began = [], time.perf_counter()
-    for number in range(count):
-        before = time.perf_counter()
+    while (before := time.perf_counter()) < began + SECONDS and len(times) < 1_000:
         call()
         times.append(time.perf_counter() - before)
-        if number % 100 == 99:  # a full queue makes the CPU wait
+        if len(times) % 50 == 0:  # a full queue makes the CPU wait
             wait()
     wait()
-    whole = (time.perf_counter() - began) / count
+    whole = (time.perf_counter() - began) / len(times)
     return [round(statistics.median(times) * 1e6, 1), round(whole * 1e6, 1)]
 
 
@@ -123,8 +122,7 @@ def games(device: torch.device, sizes: list[int]) -> dict[str, list[float]]:
         for per_warp in PER_WARP if device.type == "cuda" else (0,):
             step = playing(device, n, per_warp)
             for state in ("in step", "apart"):
-                count = int(SECONDS * 1e6 / microseconds(step, device, 5)[1]) + 1
-                cost = microseconds(step, device, min(count, 300))
+                cost = microseconds(step, device)
                 name = f"{n} games, {per_warp} a warp, {state}"
                 found[name] = [*cost, round(n / cost[1] * 1e6)]
                 print(f"{name}: {cost[1]:,.0f} us a step, {n / cost[1] * 1e6:,.0f} steps/s")
