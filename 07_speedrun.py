@@ -74,6 +74,13 @@ def train(hp: Options, run: Run) -> None:
         net.adam(gradients)
         return loss
 
+    # The games of trials, in another process, while the network compiles.
+    with waiting("preparing trials, and the network"), preparing_fast_games(hp.env):
+        choose = CapturedForward(act, envs.shape, run.device, compiled=True)
+        learn = CompiledUpdate(update, run.device, net, rollout.position)
+        learn.compile()
+    engine = Engine(lambda engine, _: learn())
+
     def play() -> Iterator[None]:
         updates_due = 0.0
         while not engine.should_terminate:
@@ -95,12 +102,6 @@ def train(hp: Options, run: Run) -> None:
             points.add(*step.points)
             announce(engine, hp.envs, step.episodes)
 
-    # The games of trials, in another process, while the network compiles.
-    with waiting("preparing trials, and the network"), preparing_fast_games(hp.env):
-        choose = CapturedForward(act, envs.shape, run.device, compiled=True)
-        learn = CompiledUpdate(update, run.device, net, rollout.position)
-        learn.compile()
-    engine = Engine(lambda engine, _: learn())
     saved = {"net": net, "explore": explore, "points": points}
     attach_handlers(engine, run, epsilon, saved, net.agent)
     engine.add_event_handler(PlayEvents.TRIED, points.set_back)  # if it passed, this is the end

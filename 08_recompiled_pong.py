@@ -4,21 +4,19 @@ Settings and learning are those of 07_speedrun.py. The games run in ``pong_emula
 machine code, translated into Python functions that are then compiled. They are the same as ALE's,
 pixel for pixel. A step takes a tenth of the time. So playing is nearly free, and all cores learn.
 
-On a GPU the same functions play there, and the CPU only launches each iteration.
+10_thousands_of_games.py plays on the GPU.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from ignite.engine import Engine
 from torch.func import grad_and_value
 
 import pong_emulator
-from lib.devices import cores
-from lib.envs.gpu_vector_env import GpuStackedVectorEnv, plays_games
+from lib.devices import cores, playing_threads
 from lib.envs.vector_env import StackedVectorEnv
-from lib.learning.agents import Exploration, GpuExploration, drawn
+from lib.learning.agents import Exploration, drawn
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.dqn_model import DuelingDQN
 from lib.learning.loss import squared_error
@@ -36,16 +34,13 @@ from lib.transfer import upload
 
 
 def train(hp: Options, run: Run) -> None:
-    on_gpu = plays_games(run.device)  # then the games run there, too
-    device = run.device if on_gpu else "cpu"
     # If all cores learn, this thread plays: another one would wait for a core.
-    threads = 1 if run.device.type == "cpu" and torch.get_num_threads() >= cores() else cores()
+    all_learn = run.device.type == "cpu" and torch.get_num_threads() >= cores()
+    threads = 1 if all_learn else playing_threads(hp.envs)
     games = pong_emulator.PongVectorEnv(
-        hp.envs, device=device, threads=threads, stack=1, reward_clipping=False,
-        rows=hp.preprocessing.rows,
-    )  # fmt: skip
-    stacked: Any = GpuStackedVectorEnv if on_gpu else StackedVectorEnv
-    envs = stacked(games, hp.preprocessing, run.games_seed)
+        hp.envs, threads=threads, stack=1, reward_clipping=False, rows=hp.preprocessing.rows
+    )
+    envs = StackedVectorEnv(games, hp.preprocessing, run.games_seed)
 
     network = DuelingDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)
     net = AveragedWeights(
@@ -60,7 +55,7 @@ def train(hp: Options, run: Run) -> None:
         LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
         ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),
     )
-    explore = (GpuExploration if on_gpu else Exploration)(envs.n_actions, epsilon, hp.seed)
+    explore = Exploration(envs.n_actions, epsilon, hp.seed)
 
     @torch.no_grad()
     def act(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -74,6 +69,13 @@ def train(hp: Options, run: Run) -> None:
         gradients, loss = grad_and_value(loss_of)(net.compute, rollout.sample(hp.batch_size))
         net.adam(gradients)
         return loss
+
+    # In another process, while the network compiles.
+    with waiting("preparing the emulator, and the network"), pong_emulator.preparing():
+        choose = CapturedForward(act, envs.shape, run.device, compiled=True)
+        learn = CompiledUpdate(update, run.device, net, rollout.position)
+        learn.compile()
+    engine = Engine(lambda engine, _: learn())
 
     def play() -> Iterator[None]:
         updates_due = 0.0
@@ -96,12 +98,6 @@ def train(hp: Options, run: Run) -> None:
             progress.add(*step.points)
             announce(engine, hp.envs, step.episodes)
 
-    # In another process, while the network compiles.
-    with waiting("preparing the emulator, and the network"), pong_emulator.preparing():
-        choose = CapturedForward(act, envs.shape, run.device, compiled=True)
-        learn = CompiledUpdate(update, run.device, net, rollout.position)
-        learn.compile()
-    engine = Engine(lambda engine, _: learn())
     saved = {"net": net, "explore": explore, "points": progress}
     attach_handlers(engine, run, epsilon, saved, net.agent)
     engine.add_event_handler(PlayEvents.TRIED, progress.set_back)  # if it passed, this is the end

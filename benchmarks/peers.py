@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     python, text = Path(".venv-peers/bin/python"), "of the peers (default: %(default)s)"
     parser.add_argument("--python", type=Path, default=python, help=text)
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
+    parser.add_argument("--only", choices=("ptan", "sb3"), help="leave out the other one")
     parser.add_argument("--amp", action="store_true", help="compute updates in bfloat16 autocast")
     timed = "frames that are timed, after filling"
     add_counts(parser, {"rounds": (3, "runs of everybody"), "frames": (2_000, timed)})
@@ -59,14 +60,16 @@ def run(args: argparse.Namespace) -> int:
     if not args.python.exists():
         raise UserError(f"there is no {args.python}: requirements-peers.txt says how to make it")
     machine, out = describe_machine(chosen_device(args.cuda)), made(args.out)
-    fps: dict[str, list[float]] = {program: [] for _, _, program in CONTENDERS}
+    others = {"ptan": SB3, "sb3": PTAN}.get(args.only)
+    contenders = [entry for entry in CONTENDERS if entry[1] != others]
+    fps: dict[str, list[float]] = {program: [] for _, _, program in contenders}
     for number in tqdm(range(args.rounds), unit="round", disable=None):
-        first = number % len(CONTENDERS)  # somebody else begins every time
-        for _, who, program in CONTENDERS[first:] + CONTENDERS[:first]:
+        first = number % len(contenders)  # somebody else begins every time
+        for _, who, program in contenders[first:] + contenders[:first]:
             fps[program].append(measure(program, who == LADDER, args, seed=number))
-    baseline = {work: fps[program] for work, who, program in CONTENDERS if who == LADDER}
+    baseline = {work: fps[program] for work, who, program in contenders if who == LADDER}
     rows = []
-    for work, who, program in CONTENDERS:
+    for work, who, program in contenders:
         pairs = zip(baseline[work], fps[program], strict=True)
         rows.append([work, who, spread(fps[program]), spread([a / b for a, b in pairs], 2)])
     notes = [

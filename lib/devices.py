@@ -46,6 +46,11 @@ def memory() -> int:
     return total
 
 
+def playing_threads(games: int) -> int:
+    """Threads that play so many games of ours: more would wait longer than they play."""
+    return min(cores(), 4, 1 + games // 16)
+
+
 def missing_device(name: str) -> str | None:
     """Why torch cannot use this device, in one line; None if it can.
 

@@ -72,6 +72,7 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
     seed: "int | Sequence[int] | np.ndarray | None" = None,
     device: Any = "cpu",
     threads: int = 0,
+    games_per_warp: int = 0,
     stack: int = 4,
     frame_skip: int = 4,
     max_pool: bool = True,
@@ -98,6 +99,8 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
         device: cpu; or cuda, then arrays are torch tensors there (see ``cuda.py``).
         threads: of the CPU that play, outside of the interpreter's lock; 0 for one per core. A
             single one is the caller's own.
+        games_per_warp: of a GPU: so many games, 1 to 32, wait for each other's branches; 0 for as
+            few as let all games play at once.
         stack: frames of an observation; a new game begins with black ones.
         frame_skip: emulated frames of a frame: how long an action is held.
         max_pool: see the maximum of the last two emulated frames in grey, not the last one alone.
@@ -127,7 +130,7 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
     if str(device).startswith("cuda"):
         from .cuda import CudaPongVectorEnv  # torch and CUDA are wanted there alone
 
-        return CudaPongVectorEnv(num_envs, settings, seed, device)
+        return CudaPongVectorEnv(num_envs, settings, seed, device, games_per_warp)
     from .threads import ThreadedPongVectorEnv
 
     return ThreadedPongVectorEnv(num_envs, settings, seed, threads)

@@ -10,6 +10,7 @@ nothing in the emulator is random, so the state after each number of emulated fr
 before, and is copied.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -26,12 +27,15 @@ from .preprocessing import ALL_ROWS, COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS, li
 from .state import BANK, EMULATED_FRAMES, FIELDS, LOG_SIZE, NOOPS_DRAWN
 from .television import GREYS, LOOK, draw
 from .tia import LINES, WIDTH
-from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_changes
+from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
 
-PLAYERS = 32  # threads of a block that plays: few, so that few games occupy many processors
+if not hasattr(np, "row_stack"):  # NumPy 2.5 has it no more, and numba-cuda 0.30 names it
+    np.row_stack = np.vstack
+WARP = 32  # threads that take every step together
+WARPS = 8  # that a processor of the GPU plays at once: each has all 255 registers for ``play``
 VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
 ROWS = 80  # different rows that a picture may have; Pong's have 40
-WATCH = DRAWS // 4  # steps from one look at the counts of the device to the next
+WATCH = DRAWS // 4  # steps from one look at the counts of the device to the next, by ``send``
 numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a few games are a few blocks, and that is all right
 # Numba's simulator plays in Python, with memory of the CPU: to test kernels where there is no GPU.
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)
@@ -63,7 +67,8 @@ def play(s, beginnings, noops, actions, skip, max_pool, limit, rewards, over, cu
     Args:
         s: int32 (FIELDS, games), the state.
         beginnings: int32 (numbers, FIELDS), the state of a new game after so many emulated frames.
-        noops: int32 (draws, games), emulated frames until the agent plays, by reset.
+        noops: int32 (draws, games), emulated frames until the agent plays, by reset; after the
+            last row comes the first one again.
         actions: int64 (games,).
         skip, max_pool, limit: the settings of ``games.step_games``.
         rewards: int32 (games,), gets the points.
@@ -86,22 +91,21 @@ def play(s, beginnings, noops, actions, skip, max_pool, limit, rewards, over, cu
 def begin_game(s, g, beginnings, noops):
     """As ``games.reset``, but the no-ops were played before."""
     drawn = s[NOOPS_DRAWN, g]
-    number = noops[drawn, g]
+    number = noops[drawn % noops.shape[0], g]
     for field in range(FIELDS):
         s[field, g] = beginnings[number, field]
     s[NOOPS_DRAWN, g] = drawn + 1
 
 
 @kernel
-def see(s, max_pool, first, last, over, cut, before, after, most):
+def see(s, max_pool, first, last, over, cut, observations, most):
     """Draw what is seen, a block for each game.
 
     Args:
         s, max_pool: as for ``play``.
         first, last: the rows of an observation that are drawn, from one to before the other.
         over, cut: bool (games,), where one is set a new game begins.
-        before: uint8 (games, stack, 84, 84), the last observations.
-        after: gets the new ones.
+        observations: uint8 (games, stack, 84, 84), the last ones, and then the new ones.
         most: the second number becomes that of a picture's different rows, if too many.
     """
     rows = cuda.shared.array((2, ROWS, WIDTH), numba.uint8)
@@ -118,13 +122,13 @@ def see(s, max_pool, first, last, over, cut, before, after, most):
     if used > ROWS:
         cuda.atomic.max(most, 1, used)
     cuda.syncthreads()
-    new, newest = over[g] or cut[g], after.shape[1] - 1
+    new, newest = over[g] or cut[g], observations.shape[1] - 1
     for place in range(thread, SIZE * SIZE, cuda.blockDim.x):
         y, x = place // SIZE, place % SIZE
         for i in range(newest):
-            after[g, i, y, x] = 0 if new else before[g, i + 1, y, x]
+            observations[g, i, y, x] = 0 if new else observations[g, i + 1, y, x]
         drawn = first <= y < last
-        after[g, newest, y, x] = small_pixel(rows, row_of, y, x) if drawn else 0
+        observations[g, newest, y, x] = small_pixel(rows, row_of, y, x) if drawn else 0
 
 
 @compiled
@@ -165,22 +169,33 @@ class CudaPongVectorEnv(BasePongVectorEnv):
 
     Args:
         num_envs, settings: as for ``BasePongVectorEnv``.
-        seed, device: as for ``PongVectorEnv``; so are the errors.
+        seed, device, games_per_warp: as for ``PongVectorEnv``; so are the errors.
     """
 
     def __init__(
-        self, num_envs: int, settings: Settings, seed: Seed | None = None, device: Any = "cuda"
+        self,
+        num_envs: int,
+        settings: Settings,
+        seed: Seed | None = None,
+        device: Any = "cuda",
+        games_per_warp: int = 0,
     ) -> None:
+        check_at_least(0, games_per_warp=games_per_warp)
         super().__init__(num_envs, settings)
         # The device is fixed now: "cuda" means another one when torch's current device changes.
         self._gpu = torch.device(device).index
         if self._gpu is None:
             self._gpu = 0 if SIMULATED else torch.cuda.current_device()
         self.device = torch.device("cpu" if SIMULATED else f"cuda:{self._gpu}")
+        if not games_per_warp and not SIMULATED:  # as few as let all games play at once
+            processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+            games_per_warp = -(-self.num_envs // (WARPS * processors))
+        self._players = min(games_per_warp or WARP, WARP)
         self._state = self._there(np.zeros((FIELDS, self.num_envs), np.int32))
         self._beginnings = self._there(beginnings(max(settings.noop_max, 2), self._beginning))
         self._most = self._there(np.zeros(2, np.int32))
-        self._blocks = -(-self.num_envs // PLAYERS)
+        self._noops_there = self._there(np.empty((DRAWS, self.num_envs), np.int32))
+        self._blocks = -(-self.num_envs // self._players)
         self._seed(seed)
 
     def _there(self, array: np.ndarray) -> torch.Tensor:
@@ -188,9 +203,10 @@ class CudaPongVectorEnv(BasePongVectorEnv):
 
     def _draw_noops(self, draws: int) -> None:
         super()._draw_noops(draws)
-        self._noops_there = self._there(self._noops)
+        self._noops_there.copy_(torch.from_numpy(self._noops))
+        self._drawn = np.full(self.num_envs, draws)  # by game
         self._counts: torch.Tensor | None = None  # of the device, when they were last asked for
-        self._pictures = 0  # since then
+        self._steps = 0  # since then
 
     def reset(
         self, *, seed: Seed | None = None, options: dict[str, Any] | None = None
@@ -200,10 +216,12 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         if seed is not None:
             self._seed(seed)
         self._playing = []
-        self._launch(begin, self._blocks, PLAYERS, self._state, self._beginnings, self._noops_there)
-        self._observations = torch.empty(self._shape, dtype=torch.uint8, device=self.device)
+        tables = self._state, self._beginnings, self._noops_there
+        self._launch(begin, self._blocks, self._players, *map(_argument, tables))
+        if self._observations is None:
+            self._observations = torch.empty(self._shape, dtype=torch.uint8, device=self.device)
         new = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-        self._see(new, new, self._observations)
+        self._launch(see, self.num_envs, VIEWERS, *self._seeing(new, new, self._observations))
         return self._observations.clone(), self._info()
 
     def send(self, actions: Any) -> None:
@@ -222,12 +240,10 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         actions = actions.long().contiguous()
         rewards = torch.empty(self.num_envs, dtype=torch.int32, device=self.device)
         over, cut = torch.empty((2, self.num_envs), dtype=torch.bool, device=self.device)
-        self._launch(
-            play, self._blocks, PLAYERS, self._state, self._beginnings, self._noops_there, actions,
-            *self._stepping, rewards, over, cut, self._most,
-        )  # fmt: skip
-        before, self._observations = self._observations, torch.empty_like(self._observations)
-        self._see(over, cut, before)
+        self.stepper(actions, self._observations, rewards, over, cut)()
+        self._steps += 1
+        if self._steps == WATCH:
+            self._watch()
         self._playing = [rewards.sign_() if self._settings.reward_clipping else rewards, over, cut]
 
     def recv(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -245,32 +261,83 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     def _here(self, state: torch.Tensor) -> np.ndarray:
         return state.cpu().numpy()
 
-    def _see(self, over: torch.Tensor, cut: torch.Tensor, before: torch.Tensor) -> None:
-        self._launch(
-            see, self.num_envs, VIEWERS, self._state, self._stepping[1], *self._seen,
-            over, cut, before, self._observations, self._most,
-        )  # fmt: skip
-        self._pictures += 1
-        if self._pictures == WATCH:
-            self._watch()
+    def stepper(
+        self,
+        actions: torch.Tensor,
+        observations: torch.Tensor,
+        rewards: torch.Tensor,
+        over: torch.Tensor,
+        cut: torch.Tensor,
+    ) -> Callable[[], None]:
+        """What plays a step with these tensors of the device, again and again.
+
+        It launches two kernels and does nothing else, so a CUDA graph can have it, once it was
+        called outside of one. Whoever calls it looks at the counts, see ``check``.
+
+        Args:
+            actions: int64 (num_envs,), those to play.
+            observations: uint8, of ``reset``; then the last ones of this function.
+            rewards, over, cut: as for ``play``; rewards are not clipped.
+        """
+        given = self._state, self._beginnings, self._noops_there, actions, *self._stepping
+        playing = [*map(_argument, (*given, rewards, over, cut, self._most))]
+        seeing = self._seeing(over, cut, observations)
+
+        def step() -> None:
+            self._launch(play, self._blocks, self._players, *playing)
+            self._launch(see, self.num_envs, VIEWERS, *seeing)
+
+        return step
+
+    def _seeing(self, *tensors: torch.Tensor) -> list[Any]:
+        given = self._state, self._stepping[1], *self._seen, *tensors, self._most
+        return [*map(_argument, given)]
+
+    @property
+    def changing(self) -> torch.Tensor:
+        """What a step changes besides the tensors it is given, int32; it stays in its place."""
+        return self._state
+
+    def counts(self) -> torch.Tensor:
+        """What ``check`` wants to know: int32 (2 + num_envs,), new, on the device."""
+        return torch.cat([self._most, self._state[NOOPS_DRAWN]])
+
+    def check(self, counts: np.ndarray) -> None:
+        """Look at the counts of some steps ago, and draw no-ops in place of those that were used.
+
+        Between a game's resets number ``DRAWS // 4`` and ``DRAWS`` there has to be a look.
+
+        Raises:
+            EmulatorError: a picture was not drawn as it should be, or no-ops ran out.
+        """
+        changes, rows, *_ = counts.tolist()
+        if changes or rows:
+            self._most.zero_()
+            raise EmulatorError(
+                f"a picture had {changes or 'few'} changes and {rows or 'few'} different rows, "
+                f"but only {LOG_SIZE} and {ROWS} are kept"
+            )
+        kept = len(self._noops)
+        used = counts[2:] - (self._drawn - kept)
+        if used.max() > kept:
+            raise EmulatorError("no-ops ran out: games were looked at too rarely")
+        if used.max() < kept // 4:
+            return
+        for g in np.flatnonzero(used):
+            places = (self._drawn[g] + np.arange(used[g])) % kept
+            self._noops[places, g] = self._next_noops(int(g), int(used[g]))
+        self._drawn += used
+        noops = torch.from_numpy(self._noops)  # what is not new stays what it is
+        self._noops_there.copy_(noops if SIMULATED else noops.pin_memory(), non_blocking=True)
 
     def _watch(self) -> None:
         """Look at the counts asked for last time, which are here by now, and ask for new ones."""
-        seen, self._counts, self._pictures = self._counts, None, 0
+        seen, self._counts, self._steps = self._counts, None, 0
         if seen is not None:
             if not SIMULATED:
                 self._arrived.synchronize()  # so the CPU is never further ahead than this
-            changes, rows, drawn = seen.tolist()
-            if changes or rows:
-                self._most.zero_()
-                raise EmulatorError(
-                    f"a picture had {changes or 'few'} changes and {rows or 'few'} different rows, "
-                    f"but only {LOG_SIZE} and {ROWS} are kept"
-                )
-            if drawn + 2 * WATCH > len(self._noops):  # at most one in every step since, and to come
-                self._draw_noops(2 * len(self._noops))
-        counts = torch.cat([self._most, self._state[NOOPS_DRAWN].max().view(1)])
-        self._counts = counts.to("cpu", non_blocking=True)
+            self.check(seen.numpy())
+        self._counts = self.counts().to("cpu", non_blocking=True)
         if not SIMULATED:
             self._arrived: Any = torch.cuda.current_stream(self.device).record_event()
 
@@ -280,7 +347,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
             if not SIMULATED:
                 pointer = torch.cuda.current_stream(self.device).cuda_stream
                 stream = external_stream(self._gpu, pointer)
-            function[blocks, threads, stream](*map(_argument, arguments))
+            function[blocks, threads, stream](*arguments)
 
     def _info(self) -> dict[str, Any]:
         return {"episode_frame_number": self._state[EMULATED_FRAMES].clone()}

@@ -128,11 +128,14 @@ class BasePongVectorEnv(VectorEnv):
         self._draw_noops(DRAWS)
 
     def _draw_noops(self, draws: int) -> None:
-        noops = np.empty((draws, self.num_envs), np.int32)
-        below = int(self._settings.noop_max)
-        for g, seed in enumerate(self._seeds):
-            noops[:, g] = _uniform(np.random.RandomState(seed), below, draws)
-        self._noops = np.maximum(noops, 1)  # FIRE is one of them
+        self._noops = np.empty((draws, self.num_envs), np.int32)
+        self._randoms = [np.random.RandomState(seed) for seed in self._seeds]
+        for g in range(self.num_envs):
+            self._noops[:, g] = self._next_noops(g, draws)
+
+    def _next_noops(self, g: int, count: int) -> np.ndarray:
+        numbers = _uniform(self._randoms[g], int(self._settings.noop_max), count)
+        return np.maximum(numbers, 1)  # FIRE is one of them
 
     def _check_reset(self, options: dict[str, Any] | None) -> None:
         if self.closed:
@@ -198,7 +201,7 @@ def _uniform(random: np.random.RandomState, below: int, count: int) -> np.ndarra
     Source: Lemire, arXiv:1805.10941.
     """
     drawn = np.zeros(0 if below else count, np.int64)
-    while len(drawn) < count:
-        products = below * random.randint(2**32, size=count, dtype=np.uint32).astype(np.int64)
+    while missing := count - len(drawn):  # and no number more: the next call goes on from here
+        products = below * random.randint(2**32, size=missing, dtype=np.uint32).astype(np.int64)
         drawn = np.append(drawn, products[products % 2**32 >= 2**32 % below] >> 32)
-    return drawn[:count]
+    return drawn

@@ -191,7 +191,7 @@ def trained(tmp_path_factory, request, program) -> Callable[[str], Ended]:
         told = place.with_suffix(".json")
         with FileLock(place.with_suffix(".lock")):  # one worker trains, the others wait
             if not told.exists():
-                if script in (*PARALLEL, *SPEEDRUNS[1:]):
+                if script in (*PARALLEL, "08_recompiled_pong"):
                     ran = run_rung(script, place, *short_run(script))
                     ended = ran.returncode, ran.stdout, ran.stderr
                 else:

@@ -92,6 +92,7 @@ class FakeGpu(BackendModule):
         self.sources: list[tuple[torch.Tensor, torch.Tensor]] = []  # of copies under way
         self.arriving: list[tuple[torch.Tensor, torch.Tensor]] = []  # targets on the CPU
         self.graph: FakeGraph | None = None  # that is being captured
+        self.launches = 0  # of kernels, and of graphs
         self.stream = FakeStream()
 
     # What torch asks of a backend.
@@ -135,6 +136,8 @@ class FakeGpu(BackendModule):
             return result
         if self.graph is not None:
             self.graph.operations.append((func, cpu_args, cpu_kwargs, result))
+        else:
+            self.launches += not func.is_view
 
         def there(held: torch.Tensor) -> GpuTensor:
             return here[id(held)] if id(held) in here else GpuTensor(held)
@@ -208,6 +211,7 @@ class FakeGraph:
 
     def replay(self) -> None:
         """Compute everything again."""
+        gpu.launches += 1
         for func, args, kwargs, result in self.operations:
             if not func.is_view:
                 results = (result, gpu.run(func)(*args, **kwargs))

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, read_events
-from gymnasium.vector import VectorEnv
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -129,31 +128,6 @@ def watch(queue: ExperienceQueue, net: DQN) -> None:
 def fail_to_open() -> None:
     """What arrives instead of a GPU's memory that the player cannot open."""
     raise RuntimeError("CUDA error: invalid resource handle\nCompile with `TORCH_USE_CUDA_DSA`")
-
-
-class Tensors:
-    """A console whose arrays are tensors, of the CPU unless told otherwise."""
-
-    def __init__(self, games: VectorEnv, there: Callable = lambda tensor: tensor) -> None:
-        self.games, self.there = games, there
-        self.num_envs, self.single_action_space = games.num_envs, games.single_action_space
-
-    @property
-    def ram(self):
-        return self.games.ram
-
-    def reset(self, *, seed):
-        return self._tensors(self.games.reset(seed=seed))
-
-    def send(self, actions):
-        self.games.send(getattr(actions, "held", actions).numpy())
-
-    def recv(self):
-        return self._tensors(self.games.recv())
-
-    def _tensors(self, results):
-        *arrays, info = results
-        return (*(self.there(torch.from_numpy(array)) for array in arrays), info)
 
 
 class Catch:

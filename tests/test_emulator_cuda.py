@@ -31,7 +31,8 @@ from numba.cuda.simulator.kernel import FakeCUDAKernel
 from pong_emulator import PongVectorEnv, cuda, vector_env
 
 cuda.VIEWERS = 4  # in place of 128: each is a thread of Python
-vector_env.DRAWS, cuda.WATCH = 8, 2  # in place of 64 and 16: so few resets are drawn at once
+vector_env.DRAWS = cuda.DRAWS = 8  # in place of 64: so few resets are drawn at once
+cuda.WATCH = 2  # in place of 16
 current, launch = [0], FakeCUDAKernel.__call__
 
 
@@ -69,7 +70,17 @@ def play(actions, settings):
 @pytest.mark.parametrize(
     ("settings", "steps", "games"),
     [
-        ({"seed": 3, "stack": 2, "noop_max": 4, "max_num_frames_per_episode": 11}, 5, 2),
+        (
+            {
+                "seed": 3,
+                "stack": 2,
+                "noop_max": 4,
+                "max_num_frames_per_episode": 11,
+                "games_per_warp": 1,
+            },
+            5,
+            2,
+        ),
         ({"seed": 4, "stack": 1, "noop_max": 0, "max_pool": False, "frame_skip": 2}, 5, 2),
         ({"seed": 3, "stack": 1, "rows": (20, 61)}, 2, 1),
         ({"seed": 5, "stack": 1, "frame_skip": 1, "max_num_frames_per_episode": 1}, 12, 1),
@@ -98,6 +109,12 @@ def test_means_of_pixels_are_rounded_and_halves_to_even():
     assert [rounded.py_func(total) for total in totals] == np.rint(totals / WEIGHTS).tolist()
 
 
+def test_numba_cuda_compiles_with_a_numpy_without_row_stack():
+    program = "import numpy as np; vars(np).pop('row_stack', None); import pong_emulator.cuda; "
+    done = run_python("-c", program + "import numba.cuda.np.arrayobj")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which compiles them, too")
 def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
     """To PTX, and from that to machine code: ptxas has limits that NVVM does not know."""
@@ -115,7 +132,7 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
     for kernel, arguments in {
         begin: (tables, tables, tables),
         play: (tables, tables, tables, int64[::1], *settings, *ends),
-        see: (tables, boolean, int64, int64, flags, flags, pictures, pictures, counts),
+        see: (tables, boolean, int64, int64, flags, flags, pictures, counts),
     }.items():
         ptx, _ = cuda.compile_ptx(kernel.py_func, void(*arguments), cc=SM_90)
         assert ".target sm_90" in ptx

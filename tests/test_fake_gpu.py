@@ -12,17 +12,18 @@ from functools import partial
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import VectorEnv
 
 if torch.cuda.is_available():  # torch has room for one kind of accelerator
     pytest.skip("there is a real GPU, see test_gpu", allow_module_level=True)
 
 from fake_gpu import NAME, FakeGraph, FakeStream, GpuTensor, gpu, in_place_of_cuda, no_sharing
-from helpers import Tensors, fail_to_open, listed, updates_of, watch
+from helpers import fail_to_open, listed, updates_of, watch
 from ignite.engine import Engine, Events
 
 import pong_emulator
@@ -48,8 +49,12 @@ def train(
     """
     waits = set[str]()
 
+    def begins() -> None:
+        gpu.waits.clear()
+        gpu.launches = 0
+
     def begin(engine: Engine, *_: Any) -> None:
-        engine.add_event_handler(PlayEvents.TRAINING_BEGINS, lambda: gpu.waits.clear())
+        engine.add_event_handler(PlayEvents.TRAINING_BEGINS, begins)
         engine.add_event_handler(Events.ITERATION_COMPLETED, lambda: waits.update(gpu.waits))
         torch.manual_seed(1)  # of the CPU and the GPU: networks were made before
 
@@ -83,25 +88,79 @@ def test_a_rung_learns_the_same_and_waits_for_its_actions_alone(script, tmp_path
         assert losses == plain_losses(script, tmp_path, **settings)
 
 
-def pong(num_envs: int, kind: type = Tensors, *, device: Any = "cpu", **settings: Any) -> Any:
+@torch.library.custom_op("pong::played", mutates_args=("state", "frames", "rewards", "over", "cut"))
+def played(
+    games: int, actions: torch.Tensor, state: torch.Tensor, frames: torch.Tensor,
+    rewards: torch.Tensor, over: torch.Tensor, cut: torch.Tensor,
+) -> None:  # fmt: skip
+    """A step of a console; ``state`` is its memory."""
+    *new, _ = Console.all[games].games.step(actions.numpy())
+    for place, numbers in zip((frames, rewards, over, cut), new, strict=True):
+        place.copy_(torch.from_numpy(numbers))
+
+
+class Console:
     """In place of the console's kernels: its games on the CPU, whose tensors are the GPU's."""
+
+    all: ClassVar[list["Console"]] = []
+
+    def __init__(self, games: VectorEnv) -> None:
+        self.games, self.num_envs, self.checks = games, games.num_envs, 0
+        self.single_action_space = games.single_action_space
+        self.single_observation_space = games.single_observation_space
+        self.changing = GpuTensor(torch.from_numpy(games._state))
+        Console.all.append(self)
+
+    @property
+    def ram(self):
+        return self.games.ram
+
+    def reset(self, *, seed):
+        frames, info = self.games.reset(seed=seed)
+        return GpuTensor(torch.from_numpy(frames)), info
+
+    def send(self, actions):
+        self.games.send(actions.held.numpy())
+
+    def recv(self):
+        *arrays, info = self.games.recv()
+        return (*(GpuTensor(torch.from_numpy(array)) for array in arrays), info)
+
+    def stepper(self, actions, *outcome):
+        return partial(played, Console.all.index(self), actions, self.changing, *outcome)
+
+    def counts(self):
+        return torch.full((2 + self.num_envs,), 7, dtype=torch.int32, device=NAME)
+
+    def check(self, counts):
+        assert counts.tolist() == [7] * (2 + self.num_envs)
+        self.checks += 1
+
+
+def pong(num_envs: int, kind: type = Console, *, device: Any = "cpu", **settings: Any) -> Any:
     games = PongVectorEnv(
         num_envs, **{"threads": 1} | settings | {"max_num_frames_per_episode": 40}
     )
-    return games if str(device) == "cpu" else kind(games, GpuTensor)
+    return games if str(device) == "cpu" else kind(games)
 
 
 @pytest.mark.usefixtures("console")
-def test_where_games_are_played_on_the_gpu_nothing_is_waited_for(tmp_path, monkeypatch):
-    module, games = importlib.import_module("08_recompiled_pong"), []
+def test_thousands_of_games_are_a_launch_for_each_step(tmp_path, monkeypatch):
+    script, games = "10_thousands_of_games", []
+    module = importlib.import_module(script)
     announce = module.announce
     monkeypatch.setattr(module, "announce", lambda *args: games.extend(args[2]) or announce(*args))
     monkeypatch.setattr(pong_emulator, "PongVectorEnv", pong)
+    settings = {"envs": 2, "batch_size": 20, "epochs": 2, "precision": "float32"}
     with in_place_of_cuda():
-        _, waits = train("08_recompiled_pong", tmp_path, NAME, envs=2, batch_size=20, epochs=2)
+        losses, waits = train(script, tmp_path, NAME, **settings)
     assert left_out == []
     assert waits == set()
-    assert [game.steps for game in games] == [10] * 6  # of the first of two reports of 32 steps
+    assert gpu.launches < 6 * 35  # rollouts of 10 steps, each with two updates
+    assert [game.steps for game in games] == [10] * 10  # none of the last rollout
+    assert Console.all[-1].checks == 5
+    games.clear()
+    assert losses == plain_losses(script, tmp_path, **settings)
 
 
 def test_a_player_on_the_cpu_acts_with_what_is_learned_on_the_gpu():
@@ -165,7 +224,7 @@ def test_an_update_goes_on_without_what_fails(tmp_path, capsys):
     assert losses == plain_losses("06_compiled_update", tmp_path, **SMALL)
 
 
-class OneWrongPixel(Tensors):
+class OneWrongPixel(Console):
     """Once, in the corner."""
 
     steps = 0
@@ -177,15 +236,34 @@ class OneWrongPixel(Tensors):
         return (frames, *rest)
 
 
+class NoGraph(Console):
+    """Its kernels refuse to be captured."""
+
+    def stepper(self, *tensors):
+        step = super().stepper(*tensors)
+
+        def unless_captured() -> None:
+            if gpu.graph is not None:
+                raise RuntimeError(REFUSED)
+            step()
+
+        return unless_captured
+
+
 @pytest.mark.usefixtures("console")
-def test_games_that_are_not_the_cpus_are_played_there(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pong_emulator, "PongVectorEnv", partial(pong, kind=OneWrongPixel))
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (OneWrongPixel, ["games on the GPU: pixels are not those of the CPU"]),
+        (NoGraph, ["the CUDA graph of a step: " + REFUSED]),
+    ],
+)
+def test_games_go_on_without_what_fails(kind, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pong_emulator, "PongVectorEnv", partial(pong, kind=kind))
     with in_place_of_cuda():
-        losses, _ = train("08_recompiled_pong", tmp_path, NAME, **SMALL)
-    assert_said(
-        ["games on the GPU: pixels are not those of the CPU"], capsys.readouterr().out, tmp_path
-    )
-    assert losses == plain_losses("08_recompiled_pong", tmp_path / "other", **SMALL)
+        losses, _ = train("10_thousands_of_games", tmp_path, NAME, **SMALL)
+    assert_said(expected, capsys.readouterr().out, tmp_path)
+    assert losses == plain_losses("10_thousands_of_games", tmp_path / "other", **SMALL)
 
 
 @pytest.mark.parametrize(

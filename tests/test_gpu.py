@@ -67,6 +67,7 @@ def test_a_captured_choice_has_its_newest_states_and_weights():
         ("03_parallel", (*QUICK, "--play-device", "cpu")),
         ("06_compiled_update", QUICK),
         ("08_recompiled_pong", ()),
+        ("10_thousands_of_games", ("--envs", "64")),
     ],
 )
 def test_rungs_train_and_are_resumed(script, flags, tmp_path):

@@ -1,6 +1,7 @@
 """The handlers on a scripted stream of episodes, and what TensorBoard gets of it."""
 
 import signal
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -145,6 +146,7 @@ def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, 
 
     def train(options: ReplayOptions, run: Run) -> State:
         engine = Engine(lambda engine, batch: torch.tensor(0.0))
+        weakref.finalize(engine, print, "freed")
         attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 10), {"net": small()})
         if number == signal.SIGINT:
             engine.add_event_handler(PlayEvents.SOLVED, lambda: signal.raise_signal(number))
@@ -154,10 +156,10 @@ def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, 
         return state
 
     run = ends(lambda: launch(train, ReplayOptions, ""), "01_baseline", "--run-dir", tmp_path)
-    (*games, line, _, last) = run.out.splitlines()
+    (*games, line, freed, _, last) = run.out.splitlines()
     reached = games.index("avg_reward 17 after 10 frames and 0 seconds")
     assert games[reached - 1].startswith("episode     1  reward   20")
-    assert (run.code, line) == (0, told)
+    assert (run.code, line, freed) == (0, told, "freed")
     assert last == "solved in 0:00:00, after 1 episode, 10 frames and 5 updates"
     (folder,) = tmp_path.iterdir()
     events = read_events(folder)

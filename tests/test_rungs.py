@@ -126,7 +126,7 @@ def test_slow_gradients_change_no_number(trained):
     assert len({value for tag, _, value in usual if tag == "train/avg_loss"}) == 2
 
 
-@pytest.mark.parametrize("script", ["06_compiled_update", "07_speedrun"])
+@pytest.mark.parametrize("script", ["06_compiled_update", "07_speedrun", "10_thousands_of_games"])
 def test_other_rungs_are_resumed(script, trained_copy, program, monkeypatch):
     run = trained_copy(script)
     before = read_checkpoint(find_checkpoint(run, "latest"))
@@ -229,6 +229,8 @@ BAD = """
 07_speedrun --env BreakoutNoFrameskip-v4
 08_recompiled_pong --env BreakoutNoFrameskip-v4
 08_recompiled_pong --rollout 1024 --envs 1024 --stack 16
+10_thousands_of_games --envs 16385
+10_thousands_of_games --batch-size 65537
 09_many_machines --replay-size 100000 --envs 256 --message-steps 400
 """
 

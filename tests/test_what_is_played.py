@@ -18,6 +18,7 @@ from ignite.handlers import TensorboardLogger
 
 import pong_emulator
 from lib.envs.experience import ExperienceSource, Transitions
+from lib.envs.gpu_vector_env import TensorVectorEnv
 from lib.envs.vector_env import StackedVectorEnv, VectorStep
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN
@@ -50,6 +51,7 @@ def played(script: str, folder: Path, **settings: float) -> list[np.ndarray]:
     module = importlib.import_module(script)
     frames: list[np.ndarray] = []
     iterate, receive = ExperienceSource.__iter__, StackedVectorEnv.recv
+    step_tensors = TensorVectorEnv.step
 
     def look_at(source: ExperienceSource) -> Iterator[list[Transitions]]:
         assert not options.preprocessing.vector_env  # so play.py shows what was learned from
@@ -61,6 +63,11 @@ def played(script: str, folder: Path, **settings: float) -> list[np.ndarray]:
         assert options.preprocessing.vector_env
         see(step := receive(envs))
         return step
+
+    def look_at_tensors(envs: TensorVectorEnv, actions: torch.Tensor) -> Any:
+        outcome = step_tensors(envs, actions)
+        see(Mock(frames=envs.states[:, -1:].numpy().copy()))
+        return outcome
 
     def see(*steps: Transitions | VectorStep) -> None:
         frames.extend(step.frames[0] for step in steps)
@@ -76,6 +83,7 @@ def played(script: str, folder: Path, **settings: float) -> list[np.ndarray]:
     with suppress(Enough), TensorboardLogger(folder) as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExperienceSource, "__iter__", look_at)
         patch.setattr(StackedVectorEnv, "recv", look)
+        patch.setattr(TensorVectorEnv, "step", look_at_tensors)
         if script in PARALLEL:
             net = DQN((options.preprocessing.stack, 84, 84), 6)
             module.play(Mock(), options, net, lambda frame: 0.0, 0)

@@ -1,21 +1,22 @@
-"""Games that run on the training device: the CPU only launches their steps.
+"""Games whose states and outcomes are tensors of the training device, each always in its place.
 
-The counterpart of ``StackedVectorEnv`` in ``lib.envs.vector_env``, for games whose actions, frames
-and rewards are tensors on that device.
+So a step of all games can be a part of a CUDA graph. ``StackedVectorEnv`` in
+``lib.envs.vector_env`` makes the same states of the same games, in new arrays each time.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 import pong_emulator
+from lib.devices import cores
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
 from lib.gpu_checks import faster_way
 from lib.printing import waiting
 from lib.seeds import game_seeds
-from lib.transfer import Download, is_asynchronous
+from lib.transfer import Download, is_asynchronous, upload
 
 
 def plays_games(device: torch.device) -> bool:
@@ -47,77 +48,127 @@ def first_games(device: torch.device) -> dict[str, torch.Tensor]:
     return {name: torch.stack(kind) for name, kind in zip(names, kinds, strict=True)}
 
 
-class GpuVectorStep(NamedTuple):
-    """The outcome of a step of all games; tensors on the device, of length n."""
+def emulated_games(
+    num_envs: int, device: torch.device, preprocessing: Preprocessing, games_per_warp: int
+) -> Any:
+    """Games of ``pong_emulator`` on this device if they work there, else in threads of the CPU."""
+    return pong_emulator.PongVectorEnv(
+        num_envs,
+        device=device if plays_games(device) else "cpu",
+        threads=cores() if is_asynchronous(device) else torch.get_num_threads(),
+        games_per_warp=games_per_warp,
+        stack=1,
+        reward_clipping=False,
+        rows=preprocessing.rows,
+    )
 
-    rewards: torch.Tensor  # float32, clipped to their sign
-    terminated: torch.Tensor  # bool: no value follows
-    ended: torch.Tensor  # bool: terminated or truncated; the state is already the next game's
-    episodes: list[Episode]  # games whose end has become known
-    points: tuple[int, int]  # how many won and lost ones have become known
 
+class TensorVectorEnv:
+    """Several games and their stacked states on a device.
 
-class GpuStackedVectorEnv:
-    """Several games and their stacked states on a device, as ``StackedVectorEnv`` on the CPU.
-
-    Finished games are reported together, every so many steps, and read when the next report is
-    requested. So the CPU may be two reports ahead of the device; then it waits.
+    Ends of games and points are kept there, too, and fetched once per rollout.
 
     Args:
-        envs: the games, as those of ``pong_emulator.cuda``, one frame to an observation.
+        envs: the games of ``pong_emulator``, one frame to an observation. Those of a CPU may be
+            played for any device.
         preprocessing: how many frames make a state, what it shows of them, and its actions.
         seed: of the run, see ``lib.seeds``.
-        every: steps from one report to the next.
+        rollout: steps from one ``report`` to the next.
+        device: of the tensors.
+
+    Attributes:
+        states: uint8, (n, stack, height, width), from ``reset`` on.
+        captures: whether a CUDA graph can have a step.
     """
 
     def __init__(
-        self, envs: Any, preprocessing: Preprocessing, seed: int = 0, every: int = 32
+        self,
+        envs: Any,
+        preprocessing: Preprocessing,
+        seed: int,
+        rollout: int,
+        device: torch.device | str = "cpu",
     ) -> None:
         self._envs, self._preprocessing = envs, preprocessing
-        frames, _ = envs.reset(seed=game_seeds(seed, envs.num_envs))
-        device, n = frames.device, len(frames)
+        device, n = torch.device(device), envs.num_envs
+        self._seeds = game_seeds(seed, n)
+        shape = n, *envs.single_observation_space.shape
+        frames = torch.zeros(shape, dtype=torch.uint8, device=device)
         played = preprocessing.actions or range(int(envs.single_action_space.n))
         self.n_actions = len(played)
-        self._actions = torch.from_numpy(np.array(played)).to(device)
-        # uint8, (n, stack, height, width)
+        self._actions = torch.tensor(played).to(device)
+        self._chosen = torch.zeros(n, dtype=torch.int64, device=device)
         self.states = preprocessing.seen(frames).repeat(1, preprocessing.stack, 1, 1)
         self.shape = tuple(self.states.shape)
-        # Of every step since the last report, and of every game: points and steps if it ended, and
-        # whether a point was won, or lost.
-        self._ends = torch.zeros((every, 4, n), device=device)
-        self._game = torch.zeros((2, n), device=device)  # points and steps so far
-        self._step = 0
-        self._report: Download | None = None
+        rewards = torch.zeros(n, dtype=torch.int32, device=device)
+        over, cut = (torch.zeros(n, dtype=torch.bool, device=device) for _ in range(2))
+        self._outcome = frames, rewards, over, cut
+        self.captures = is_asynchronous(device) and hasattr(envs, "stepper")
+        self._play = self._play_on_cpu
+        if hasattr(envs, "stepper"):
+            self._play = envs.stepper(self._chosen, *self._outcome)
+        self._game = torch.zeros((2, n), dtype=torch.int32, device=device)  # points and steps
+        # Of a rollout: points and steps of games that ended; how many points were won, and lost.
+        self._ends = torch.zeros((rollout, 2, n), dtype=torch.int32, device=device)
+        self._points = torch.zeros(2, dtype=torch.int32, device=device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the step, in a rollout
+        self._asked: Download | None = None
 
-    def send(self, actions: torch.Tensor) -> None:
-        """Hand over actions: int64 (n,), indices into ``actions``."""
-        self._envs.send(self._actions[actions])
+    @property
+    def changing(self) -> list[torch.Tensor]:
+        """Everything that a step changes, and later steps depend on."""
+        kept = [self.states, *self._outcome, self._game, self._ends, self._points, self._place]
+        return [*kept, self._envs.changing] if self.captures else kept
 
-    def recv(self) -> GpuVectorStep:
-        """The outcome; afterwards ``states`` is a new tensor with the new states."""
-        frames, rewards, terminated, truncated, _ = self._envs.recv()
-        ended = terminated | truncated
+    def reset(self) -> None:
+        """Begin all games."""
+        frames = self._outcome[0]
+        frames.copy_(torch.as_tensor(self._envs.reset(seed=self._seeds)[0]))
+        self.states.copy_(self._preprocessing.seen(frames).expand_as(self.states))
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Play all games with these actions, int64 (n,): indices into ``actions``.
+
+        Returns:
+            Rewards clipped to their sign, float32 (n,), and whether games ended, bool (n,): then
+            the state is the next one's.
+        """
+        self._chosen.copy_(self._actions[actions])
+        self._play()
+        frames, rewards, over, cut = self._outcome
+        ended = over | cut
         frames = self._preprocessing.seen(frames)
         # A new game begins with its first frame repeated.
         older = torch.where(ended.view(-1, 1, 1, 1), frames, self.states[:, 1:])
-        self.states = torch.cat([older, frames], dim=1)
-        self._game[0] += rewards
-        self._game[1] += 1
-        self._ends[self._step, :2] = self._game * ended
-        self._ends[self._step, 2:] = torch.stack([rewards > 0, rewards < 0])
-        self._game *= ~ended
-        self._step += 1
-        clipped = rewards.sign().float()
-        return GpuVectorStep(clipped, terminated, ended, *self._known_now())
+        self.states.copy_(torch.cat([older, frames], dim=1))
+        self._game.add_(torch.stack([rewards, torch.ones_like(rewards)]))
+        self._ends.index_copy_(0, self._place, (self._game * ended).unsqueeze(0))
+        self._game.mul_(~ended)
+        won, lost = (rewards > 0).sum(), (rewards < 0).sum()
+        self._points.add_(torch.stack([won, lost]))
+        self._place.add_(1).remainder_(len(self._ends))
+        return rewards.sign().float(), ended
 
-    def _known_now(self) -> tuple[list[Episode], tuple[int, int]]:
-        """Games and points of the last report, if it is time for the next one."""
-        if self._step < len(self._ends):
+    def _play_on_cpu(self) -> None:
+        *outcome, _ = self._envs.step(self._chosen.cpu().numpy())
+        for place, new in zip(self._outcome, upload(self.states.device, *outcome), strict=True):
+            place.copy_(new)
+
+    def report(self) -> tuple[list[Episode], tuple[int, int]]:
+        """What has become known: the games that ended, in their order, and points won and lost.
+
+        That is the rollout before this one, as the device is still at work on this one.
+        """
+        counts = [self._envs.counts()] if hasattr(self._envs, "stepper") else []
+        numbers = torch.cat([self._points, self._ends.flatten(), *counts])
+        asked, self._asked = self._asked, Download(numbers)
+        self._points.zero_()
+        if asked is None:
             return [], (0, 0)
-        report, self._report, self._step = self._report, Download(self._ends), 0
-        if report is None:
-            return [], (0, 0)
-        points, steps, won, lost = report.read().swapaxes(0, 1)
-        ends = zip(points[steps > 0], steps[steps > 0], strict=True)
-        episodes = [Episode(float(reward), int(length)) for reward, length in ends]
-        return episodes, (int(won.sum()), int(lost.sum()))
+        known = asked.read()
+        won, lost = known[:2].tolist()
+        if counts:
+            self._envs.check(known[2 + self._ends.numel() :])
+        points, steps = known[2 : 2 + self._ends.numel()].reshape(self._ends.shape).swapaxes(0, 1)
+        ends = zip(points[steps > 0].tolist(), steps[steps > 0].tolist(), strict=True)
+        return [Episode(float(reward), length) for reward, length in ends], (won, lost)

@@ -16,7 +16,7 @@ from ale_py import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
 import pong_emulator
-from lib.devices import cores
+from lib.devices import cores, playing_threads
 from lib.envs.experience import Episode, Transitions
 from lib.envs.preprocessing import Preprocessing
 from lib.seeds import game_seeds
@@ -70,10 +70,10 @@ def fast_games(
     Both play the same games, pixel for pixel. So players of both kinds can play together.
     """
     if _is_emulated(env_id):
+        threads = threads or playing_threads(num_envs)
         return pong_emulator.PongVectorEnv(
-            num_envs, threads=threads or cores(), stack=1, max_pool=max_pool, reward_clipping=False,
-            **settings,
-        )  # fmt: skip
+            num_envs, threads=threads, stack=1, max_pool=max_pool, reward_clipping=False, **settings
+        )
     return ale_games(env_id, num_envs, threads, max_pool, **settings)
 
 

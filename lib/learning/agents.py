@@ -56,13 +56,10 @@ class Exploration(EpsilonGreedy):
         return actions
 
 
-class GpuExploration(Exploration):
-    """An ``Exploration`` for games on the device, where torch's generator draws."""
-
-    def __call__(self, chosen: torch.Tensor, frame: int) -> torch.Tensor:  # type: ignore[override]
-        """The actions to play at this frame; the chosen ones and the result are int64, (n,)."""
-        at_random = torch.rand(chosen.shape, device=chosen.device) < self.epsilon(frame)
-        return torch.where(at_random, torch.randint_like(chosen, self.n_actions), chosen)
+def epsilon_greedy(chosen: torch.Tensor, epsilon: torch.Tensor, n_actions: int) -> torch.Tensor:
+    """Replace actions, int64 (n,), by random ones with probability epsilon, a number there."""
+    at_random = torch.rand(chosen.shape, device=chosen.device) < epsilon
+    return torch.where(at_random, torch.randint_like(chosen, n_actions), chosen)
 
 
 class EpsilonGreedyAgent(EpsilonGreedy):

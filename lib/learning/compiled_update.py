@@ -106,6 +106,28 @@ def compiled_way(
     return way
 
 
+def graph_or_plain(
+    name: str,
+    function: Callable[[], None],
+    device: torch.device,
+    changing: Iterable[torch.Tensor],
+    captures: bool = True,
+) -> Callable[[], None]:
+    """The function as one CUDA graph, if that works there; else, and on a CPU, as it is.
+
+    Args:
+        name: of what the function does.
+        function: as for ``captured``.
+        device: where it computes.
+        changing: what it changes, and later calls depend on.
+        captures: whether to try.
+    """
+    if not (captures and is_asynchronous(device)):
+        return function
+    with unchanged(device, changing):
+        return faster_way(f"the CUDA graph of {name}", function, lambda: captured(function))
+
+
 class CapturedForward:
     """A function of states, for choosing actions; on the GPU it is one CUDA graph.
 
@@ -118,6 +140,7 @@ class CapturedForward:
         states_shape: shape of the largest input.
         device: where it computes.
         compiled: compile it on the CPU, for inputs that all have the same shape.
+        alone: not a part of a larger graph, which has it captured.
     """
 
     def __init__(
@@ -126,6 +149,7 @@ class CapturedForward:
         states_shape: tuple[int, ...],
         device: torch.device,
         compiled: bool = False,
+        alone: bool = True,
     ) -> None:
         self._call, place = function, torch.zeros(states_shape, dtype=torch.uint8, device=device)
 
@@ -139,9 +163,9 @@ class CapturedForward:
             return call
 
         with unchanged(device):  # the function may draw, and compiling does
-            if is_asynchronous(device):
+            if is_asynchronous(device) and alone:
                 self._call = faster_way("the CUDA graph that chooses actions", function, capture)
-            elif compiled and compiles(device):
+            elif compiled and not is_asynchronous(device) and compiles(device):
                 self._call = compiled_way("choice of actions", function, device, place)
 
     def __call__(self, states: torch.Tensor) -> Any:

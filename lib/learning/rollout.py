@@ -1,10 +1,13 @@
 """The frames of the last rollout, and their returns."""
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from lib.learning.compiled_update import graph_or_plain
 from lib.learning.loss import lambda_returns
 from lib.transfer import rows, upload
 
@@ -42,14 +45,17 @@ class Rollout:
         self.gamma, self.q_lambda = gamma, q_lambda
         self._length, n = length, states_shape[0]
         self._states = torch.zeros((length, *states_shape), dtype=torch.uint8, device=device)
-        self._actions = torch.zeros((length, n), dtype=torch.int64, device=device)
-        self._rewards = torch.zeros((length, n), device=device)
-        self._ended = torch.zeros((length, n), device=device)
         self._values = torch.zeros((length + 1, n), device=device)
+        self._actions = torch.zeros((length, n), dtype=torch.int64, device=device)
+        self._rewards, self._ended = torch.zeros((2, length, n), device=device)
+        # What ``outcome`` records, until the rollout is sent to the device: of the same kinds.
+        kinds = np.int64, np.float32, np.float32
+        self._outcomes = [np.zeros((length, n), kind) for kind in kinds]
         # A random order of the frames, and the place in it of the next sample. Sampling moves it.
         self._order = torch.arange(length * n, device=device)
         self.position = torch.zeros((), dtype=torch.int64, device=device)
         self._step = 0
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next ``record``
         self.complete = False  # a finished rollout exists
         tables = (self._states, self._actions, self._rewards)  # all zeros
         self.past = Targets(*(table.flatten(0, 1).clone() for table in tables))
@@ -62,12 +68,10 @@ class Rollout:
         """Record all states, and the values of their greedy actions; the last ones complete it."""
         self._values[self._step] = values
         if self._step == self._length:
-            played = (self._rewards, self._ended, self._values)
-            returns = lambda_returns(*played, self.gamma, self.q_lambda)
-            for past, new in zip(self.past, (self._states, self._actions, returns), strict=True):
-                past.copy_(new.flatten(0, 1))
-            torch.randperm(len(self), out=self._order)
-            self.position.zero_()
+            tables = (self._actions, self._rewards, self._ended)
+            for table, new in zip(tables, upload(values.device, *self._outcomes), strict=True):
+                table.copy_(new)
+            self._compute_returns()
             self._values[0] = values
             self._step = 0
             self.complete = True
@@ -75,11 +79,49 @@ class Rollout:
 
     def outcome(self, actions: np.ndarray, rewards: np.ndarray, ended: np.ndarray) -> None:
         """Record actions, rewards and ends: int64, float32 and bool, (environments,)."""
-        tables = (self._actions, self._rewards, self._ended)
-        columns = upload(self._actions.device, actions, rewards, ended)
-        for table, column in zip(tables, columns, strict=True):
-            table[self._step].copy_(column)
+        for table, column in zip(self._outcomes, (actions, rewards, ended), strict=True):
+            table[self._step] = column
         self._step += 1
+
+    # The same for a CUDA graph, to which the number of the step is a tensor.
+
+    def record_choice(
+        self, states: torch.Tensor, values: torch.Tensor, actions: torch.Tensor
+    ) -> None:
+        """Record states, the values of their greedy actions, and the actions that are played."""
+        for table, new in (
+            (self._states, states), (self._values, values), (self._actions, actions),
+        ):  # fmt: skip
+            table.index_copy_(0, self._place, new.unsqueeze(0))
+
+    def record_outcome(self, rewards: torch.Tensor, ended: torch.Tensor) -> None:
+        """Record what a step gave: float32 and bool, (environments,)."""
+        self._rewards.index_copy_(0, self._place, rewards.unsqueeze(0))
+        self._ended.index_copy_(0, self._place, ended.float().unsqueeze(0))
+        self._place.add_(1).remainder_(self._length)
+
+    def finish(self, values: torch.Tensor) -> None:
+        """Complete the rollout; ``values`` are those of the states after the last step."""
+        self._values[-1] = values
+        self._returns()
+
+    @property
+    def changing(self) -> list[torch.Tensor]:
+        """What ``record_choice``, ``record_outcome`` and ``finish`` change."""
+        played = [self._states, self._values, self._actions, self._rewards, self._ended]
+        return [*played, *self.past, self._place, self._order, self.position]
+
+    @cached_property
+    def _compute_returns(self) -> Callable[[], None]:
+        return graph_or_plain("the returns", self._returns, self._order.device, self.changing)
+
+    def _returns(self) -> None:
+        played = (self._rewards, self._ended, self._values)
+        returns = lambda_returns(*played, self.gamma, self.q_lambda)
+        for past, new in zip(self.past, (self._states, self._actions, returns), strict=True):
+            past.copy_(new.flatten(0, 1))
+        torch.randperm(len(self), out=self._order)
+        self.position.zero_()
 
     def sample(self, batch_size: int) -> Targets:
         """The next frames of the finished rollout, in a random order that repeats at its end."""

@@ -25,6 +25,7 @@ from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import StackedVectorEnv, ale_games, fast_games
 from lib.learning.agents import QFunction
+from lib.learning.compiled_update import CapturedForward
 from lib.learning.dqn_model import DQN, NETWORKS
 from lib.printing import plural, say
 from lib.seeds import ACTIONS, TRIAL, game_seeds, stream
@@ -100,8 +101,7 @@ def play_games(
         (states,) = upload(torch.device(device), games.states[playing])
         with torch.no_grad():
             values = q_function(states).float().cpu().numpy()
-        for i, values_here in zip(playing, values, strict=True):
-            actions[i] = choose(values_here, epsilon, temperature, randoms[i])
+        actions[playing] = choose(values, epsilon, temperature, [randoms[i] for i in playing])
         games.send(actions)
         yield ended
         episodes = games.recv().episodes
@@ -111,13 +111,24 @@ def play_games(
 
 
 def choose(
-    values: np.ndarray, epsilon: float, temperature: float, random: np.random.Generator
-) -> int:
-    """A random action with probability epsilon, else one as ``lib.learning.agents.drawn``."""
-    chance, other = random.random(), int(random.integers(len(values)))
+    values: np.ndarray, epsilon: float, temperature: float, randoms: Sequence[np.random.Generator]
+) -> np.ndarray:
+    """Random actions with probability epsilon, else those of ``lib.learning.agents.drawn``.
+
+    Args:
+        values: float32 (n, actions).
+        epsilon, temperature: of all games.
+        randoms: n generators, as a game's numbers do not depend on the others.
+
+    Returns:
+        int64 (n,).
+    """
+    count = values.shape[1]
+    noisy = count if temperature else 0
+    drawn = np.array([(r.random(), r.integers(count), *r.gumbel(size=noisy)) for r in randoms])
     if temperature:
-        values = values + temperature * random.gumbel(size=len(values))
-    return other if chance < epsilon else int(values.argmax())
+        values = values + temperature * drawn[:, 2:]
+    return np.where(drawn[:, 0] < epsilon, drawn[:, 1].astype(np.int64), values.argmax(1))
 
 
 def play_game(env: gym.Env, network: DQN, epsilon: float, seed: int) -> Episode:
@@ -127,8 +138,8 @@ def play_game(env: gym.Env, network: DQN, epsilon: float, seed: int) -> Episode:
     steps = 0
     while "episode" not in info:
         with torch.no_grad():
-            values = network(torch.from_numpy(state[None]))[0].numpy()
-        action = choose(values, epsilon, network.temperature, random)
+            values = network(torch.from_numpy(state[None])).numpy()
+        action = int(choose(values, epsilon, network.temperature, [random])[0])
         state, _, terminated, truncated, info = env.step(action)
         steps += 1
         if (terminated or truncated) and "episode" not in info:  # a life is lost
@@ -209,13 +220,16 @@ def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
     seeds = game_seeds(options.seed, options.trial_games, TRIAL, engine.state.frames)
     trial = Trial(options.trial_games, rewards := [], options.stop_reward)
     engine.state.trial = trial
-    settings = agent, EPSILON, options.temperature, run.device
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for so few states the others would only take cores from the games
     # In two parts: one is played while the agent chooses the actions of the other.
     parts = np.array_split(seeds, min(2, len(seeds)))
     make = partial(make_games, options.preprocessing, noop_max=TRIAL_NOOP_MAX)
-    played = (play_games(make(part), *settings) for part in parts)
+    halves = [make(part) for part in parts]
+    with torch.no_grad():
+        agent = CapturedForward(agent, halves[0].shape, run.device)
+    settings = agent, EPSILON, options.temperature, run.device
+    played = (play_games(half, *settings) for half in halves)
     for ended in chain.from_iterable(zip_longest(*played, fillvalue=[])):
         rewards += [game.reward for _, game in ended]
         engine.fire_event(PlayEvents.TRYING)

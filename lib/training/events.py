@@ -12,6 +12,7 @@ fired by ``announce``. Their counters are in the engine's state:
 from collections.abc import Iterable
 
 from ignite.engine import Engine, EventEnum
+from ignite.engine.events import CallableEventWithFilter
 
 from lib.envs.experience import Episode
 
@@ -31,6 +32,14 @@ class PlayEvents(EventEnum):
 
 # Their counters in the engine's state, which ignite begins with 0.
 COUNTERS = {PlayEvents.FRAMES_PLAYED: "frames", PlayEvents.EPISODE_COMPLETED: "episodes"}
+
+
+def logged_episodes(envs: int) -> CallableEventWithFilter:
+    """The event of the games that are logged: all of them, or one in ``envs`` / 256.
+
+    Thousands of games end in such numbers that their lines and points would take seconds.
+    """
+    return PlayEvents.EPISODE_COMPLETED(every=max(1, envs // 256))  # type: ignore[operator]
 
 
 def announce(engine: Engine, frames: int, episodes: Iterable[Episode | None]) -> None:

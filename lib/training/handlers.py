@@ -21,15 +21,13 @@ from typing import Any
 import torch
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
-from ignite.metrics import RunningAverage
-from ignite.metrics.metric import MetricUsage
 
 from lib.learning.agents import QFunction
 from lib.learning.schedules import Schedule
 from lib.printing import say
 from lib.training.checkpoints import CheckpointError, save_checkpoints
 from lib.training.evaluation import read_agent, try_agent
-from lib.training.events import COUNTERS, PlayEvents
+from lib.training.events import COUNTERS, PlayEvents, logged_episodes
 from lib.training.run import Failure, Run, end_on_signals, on_signals
 from lib.training.terminal import Terminal
 
@@ -37,7 +35,7 @@ FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
 LOOK_EVERY = 1_000  # updates between looks whether the network has died
 ALPHA = 0.98  # of the smoothed reward and loss
-TRY_EVERY = 25  # episodes between trials of the agent
+TRY_EVERY = 25  # episodes between trials of the agent, or a quarter as many as there are games
 
 
 def attach_handlers(
@@ -74,16 +72,17 @@ def attach_handlers(
             engine.fire_event(PlayEvents.TRIED)
         return trial.passed
 
+    envs = getattr(run.hp, "envs", 1)
     track_reward(engine)
     speed = Speed(engine)
-    average = track_loss(engine, run)
+    average = track_loss(engine)
     tell_of_death(engine, saved["net"])
     stop_early(engine, run)
-    log_to_tensorboard(engine, run.tensorboard, epsilon)
+    log_to_tensorboard(engine, run.tensorboard, epsilon, envs)
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
     save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
     Terminal(run).attach(engine)
-    stop_when_solved(engine, run.hp.stop_reward, passes)
+    stop_when_solved(engine, run.hp.stop_reward, passes, max(TRY_EVERY, envs // 4))
     end_training(engine, run)
 
 
@@ -103,11 +102,13 @@ def track_reward(engine: Engine) -> None:
             state.avg_reward = ALPHA * state.avg_reward + (1 - ALPHA) * state.episode.reward
 
 
-def stop_when_solved(engine: Engine, goal: float | None, passes: Callable[[], bool]) -> None:
+def stop_when_solved(
+    engine: Engine, goal: float | None, passes: Callable[[], bool], try_every: int = TRY_EVERY
+) -> None:
     """Stop when the game is solved: not before the first update, and never without a goal.
 
-    ``passes`` is asked whether it is, when avg_reward has reached the goal, and again after some
-    episodes. Curves and terminal have the game that brought it there before.
+    ``passes`` is asked whether it is, when avg_reward has reached the goal, and again after
+    ``try_every`` episodes. Curves and terminal have the game that brought it there before.
     """
     state = engine.state
     next_trial = 0
@@ -122,7 +123,7 @@ def stop_when_solved(engine: Engine, goal: float | None, passes: Callable[[], bo
             state.reached = {"frames": state.frames, "minutes": state.time_passed / 60}
             engine.fire_event(PlayEvents.REACHED)
         if state.episodes >= next_trial:
-            next_trial = state.episodes + TRY_EVERY
+            next_trial = state.episodes + try_every
             if passes():
                 state.solved = True
                 engine.terminate()
@@ -227,18 +228,46 @@ class Speed:
         self.start()
 
 
-def track_loss(engine: Engine, run: Run) -> RunningAverage:
-    """Smooth the loss, and fail when it is not finite."""
-    average = RunningAverage(output_transform=lambda loss: loss, alpha=ALPHA, device=run.device)
-    # Every loss is added on the device. The average is read rarely: that waits for the device.
-    logged = Events.ITERATION_COMPLETED(every=LOG_EVERY)
-    average.attach(
-        engine, "avg_loss", MetricUsage(Events.STARTED, logged, Events.ITERATION_COMPLETED)
-    )
+class AverageLoss:
+    """The loss, smoothed exponentially; every ``LOG_EVERY`` updates it is known.
 
-    @engine.on(logged)
+    Until then losses stay on their device as they are: to smooth them there would take more kernels
+    than some updates.
+    """
+
+    def __init__(self) -> None:
+        self._value: torch.Tensor | None = None
+        self._losses: list[torch.Tensor] = []  # since it was known
+
+    def add(self, engine: Engine) -> None:
+        """Take the loss of an update."""
+        self._losses.append(engine.state.output)
+
+    def compute(self) -> float:
+        """The average now; this waits for the device."""
+        losses, self._losses = self._losses, []
+        for loss in torch.stack([*map(torch.as_tensor, losses)]).cpu() if losses else ():
+            kept = self._value
+            self._value = loss if kept is None else kept * ALPHA + (1.0 - ALPHA) * loss
+        return math.nan if self._value is None else self._value.item()
+
+    def state_dict(self) -> dict[str, Any]:
+        self.compute()
+        return {"_value": self._value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._value = None if state["_value"] is None else state["_value"].cpu()
+
+
+def track_loss(engine: Engine) -> AverageLoss:
+    """Smooth the loss, and fail when it is not finite."""
+    average = AverageLoss()
+    engine.add_event_handler(Events.ITERATION_COMPLETED, average.add)
+
+    @engine.on(Events.ITERATION_COMPLETED(every=LOG_EVERY))
     def check(engine: Engine) -> None:
-        loss = engine.state.metrics["avg_loss"]  # one loss that is not finite spoils it for good
+        loss = average.compute()  # one loss that is not finite spoils it for good
+        engine.state.metrics["avg_loss"] = loss
         if not math.isfinite(loss):
             raise Failure(f"the loss became {loss} within {engine.state.iteration:,} updates")
 
@@ -305,7 +334,9 @@ def end_training(engine: Engine, run: Run) -> None:
             raise error  # ignite leaves that to its handlers
 
 
-def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Schedule) -> None:
+def log_to_tensorboard(
+    engine: Engine, logger: TensorboardLogger, epsilon: Schedule, envs: int = 1
+) -> None:
     """Write the curves: per episode, per frames while filling, per updates while training."""
     state = engine.state
 
@@ -318,7 +349,7 @@ def log_to_tensorboard(engine: Engine, logger: TensorboardLogger, epsilon: Sched
         now = {name: getattr(state, name) for name in names}
         write(folder, step, **now, epsilon=epsilon(state.frames), **more)
 
-    @engine.on(PlayEvents.EPISODE_COMPLETED)
+    @engine.on(logged_episodes(envs))
     def episode() -> None:
         reward = {"reward": state.episode.reward, "avg_reward": state.avg_reward}
         now = {"frames": state.frames, "time_passed": state.time_passed}

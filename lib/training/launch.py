@@ -1,6 +1,7 @@
 """A rung as a program: from its command line to its exit code."""
 
 import errno
+import gc
 import math
 import re
 import shlex
@@ -93,6 +94,7 @@ def launch(
                 if run.signal is not None or not run.solved:  # training itself was interrupted
                     raise
                 say("the games after training were cut short")
+        gc.collect()  # engine and handlers are a circle: torch's memory should not outlive them
         say_end(run)
         if run.signal is None or run.solved:
             sys.exit(0)

@@ -1,6 +1,7 @@
-"""The options of the speedruns, 07 and 08: parallel Q(lambda), cut down to Pong."""
+"""The options of the speedruns, 07, 08 and 10: parallel Q(lambda), cut down to Pong."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pong_emulator
 from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
@@ -9,7 +10,7 @@ from lib.training.options import PrecisionOptions, of_playing, of_wrappers, opti
 
 @dataclass(frozen=True)
 class SpeedrunOptions(PrecisionOptions):
-    """What 07 and 08 have in common: parallel Q(lambda), without a replay buffer.
+    """What 07, 08 and 10 have in common: parallel Q(lambda), without a replay buffer.
 
     It sees and plays only the part of the game that Pong needs, at half the resolution.
     """
@@ -25,7 +26,7 @@ class SpeedrunOptions(PrecisionOptions):
     averaged: int = option(
         1_000, "updates over which the weights of the agent are averaged at the end", 1
     )
-    envs: int = of_playing(32, "environments, stepped together", 1, 1_024)
+    envs: int = of_playing(32, "environments, stepped together", 1, 16_384)
     rollout: int = of_playing(64, "frames of each environment in a rollout", 1, 1_024)
     trial_games: int = option(
         64, "games to win without learning, mean --stop-reward or more", 1, 1_024, group="run"
@@ -83,3 +84,27 @@ class EmulatorOptions(SpeedrunOptions):
         if not self.env.startswith("Pong"):
             return "--env: this emulator plays Pong alone; 07_speedrun.py --any-game plays others"
         return pong_emulator.missing() or super().why_invalid()
+
+
+def other(name: str, default: Any) -> Any:
+    """The setting of ``EmulatorOptions`` with another default."""
+    return field(default=default, metadata=EmulatorOptions.__dataclass_fields__[name].metadata)
+
+
+@dataclass(frozen=True)
+class ThousandsOptions(EmulatorOptions):
+    """The settings of 10: as 08 for many more games, so for fewer steps and larger batches."""
+
+    envs: int = other("envs", 1_024)
+    rollout: int = other("rollout", 16)
+    batch_size: int = other("batch_size", 2_048)
+    epochs: float = other("epochs", 2.0)
+    learning_rate: float = other("learning_rate", 2e-3)
+    learning_rate_final: float = other("learning_rate_final", 2e-4)
+    epsilon_frames: int = other("epsilon_frames", 1_000_000)
+    games_per_warp: int = of_playing(
+        0, "games that a warp of the GPU plays; 0: the emulator's default", 0, 32
+    )
+    terminal_on_point: bool = option(
+        False, "no value follows a point: returns end with it, as with a game"
+    )

@@ -8,7 +8,7 @@ from ignite.engine import Engine, Events, State
 from tqdm import tqdm
 
 from lib.printing import plural, say
-from lib.training.events import PlayEvents
+from lib.training.events import PlayEvents, logged_episodes
 from lib.training.run import Run
 
 REFRESH_SECONDS = 0.25
@@ -42,7 +42,8 @@ class Terminal:
 
     def attach(self, engine: Engine) -> None:
         engine.add_event_handler(PlayEvents.TRAINING_BEGINS, self.training_begins)
-        engine.add_event_handler(PlayEvents.EPISODE_COMPLETED, self.episode_completed)
+        logged = logged_episodes(getattr(self.hp, "envs", 1))
+        engine.add_event_handler(logged, self.episode_completed)
         engine.add_event_handler(PlayEvents.REACHED, self.reached)
         engine.add_event_handler(PlayEvents.TRYING, self.trying)
         engine.add_event_handler(PlayEvents.TRIED, self.tried)

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# What to do with a quarter of an hour on a GPU, in two parts: nine minutes, a look, three more.
+#
+#     OUT=folder bash benchmarks/gpu_minutes.sh first
+#     OUT=folder bash benchmarks/gpu_minutes.sh second [FLAGS of 10]
+#
+# Each step has a limit of seconds, and none begins after the end of its part. All that is printed
+# goes into $OUT/PART.txt, all events and tables into $OUT/PART.tgz. TINY=1 tries every step on a CPU,
+# in small and without hurry. PEERS is a Python that imports ptan (default: this one), see requirements-peers.txt.
+cd "$(dirname "$0")/.." || exit 1
+part=${1:?first or second}
+shift
+out=$(realpath -m "${OUT:-runs/gpu-minutes}")
+kept=$(mktemp -d)
+mkdir -p "$out"
+log=$out/$part.txt
+peers=${PEERS:-$(command -v python)}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+if [ -n "$TINY" ]; then
+  cuda=() frames=20 filling=60 games=(--games 4) slower=10
+  small=(--envs 8 --rollout 4 --batch-size 16 --max-frames 600)
+else
+  cuda=(--cuda) frames=1500 filling=1000 games=() slower=1
+  small=()
+fi
+case $part in first) seconds=$((540 * slower)) ;; second) seconds=$((180 * slower)) ;; *) exit 2 ;; esac
+
+step() { # seconds, command
+  local left=$((seconds - SECONDS)) limit=$(($1 * slower))
+  shift
+  ((left < limit)) && limit=$left
+  ((limit > 5)) || { echo "=== no time for: $*" | tee -a "$log"; return; }
+  echo "=== $SECONDS s: $* ($limit s at most)" | tee -a "$log"
+  timeout --signal=INT --kill-after=5 "$limit" "$@" >>"$log" 2>&1
+  echo "=== $SECONDS s: ended with $?: $(grep -v '^===' "$log" | tail -n 1)" | tee -a "$log"
+  tar -czf "$out/$part.tgz" -C "$kept" --exclude=checkpoints .
+}
+rung() { # seconds, script, flags
+  step "$1" python "$2.py" --run-dir "$kept/runs" "${cuda[@]}" "${@:3}"
+}
+fps() { # script, flags: so many frames after filling
+  rung 30 "$1" --replay-initial $filling --max-frames $((filling + frames)) "${@:2}"
+}
+
+if [ "$part" = first ]; then
+  # Compiled beside the first measurements, which need one core: the emulator for the CPU, then for
+  # the GPU.
+  warp=$([ -n "$TINY" ] || echo ', device="cuda"')
+  taskset -c "0-$((($(nproc) + 3) / 4 - 1))" python -c "
+import time, pong_emulator as p
+t = time.time(); p.prepare(); print(f'compiled for the CPU: {time.time() - t:.0f} s', flush=True)
+g = p.PongVectorEnv(4, stack=1$warp); g.reset(); g.send([0] * 4); g.recv()
+print(f'and for the GPU: {time.time() - t:.0f} s')" >"$kept/compiled.txt" 2>&1 &
+  compiling=$!
+  [ -n "$TINY" ] || nvidia-smi >>"$log" 2>&1
+  step 75 python -m benchmarks.gpu_costs calls --out "$kept/calls.json" "${cuda[@]}"
+  step 130 python -m benchmarks peers --python "$peers" --only ptan --rounds 1 --frames "$frames" \
+    --out "$kept/peers" "${cuda[@]}"
+  fps 03_parallel --play-device cpu
+  for script in 00_slow_grads 04_new_wrappers_n_env 04_new_wrappers_parallel 05_vector_env; do
+    fps "$script"
+  done
+  rung 30 06_compiled_update --replay-initial $filling --max-frames $((filling + 8 * frames))
+  wait "$compiling"
+  cat "$kept/compiled.txt" >>"$log"
+  step 75 python -m benchmarks.gpu_costs games --out "$kept/games.json" "${games[@]}" "${cuda[@]}"
+  rung 75 08_recompiled_pong ${TINY:+--max-frames 600}
+  for seed in 90 91 92; do
+    rung 45 10_thousands_of_games --seed "$seed" "${small[@]}"
+  done
+  rung 90 06_compiled_update ${TINY:+--replay-initial 60 --max-frames 100}
+else
+  rung 60 10_thousands_of_games --seed 93 "${small[@]}" "$@"
+  step 100 python -m pytest -n 4 -rf tests/test_gpu.py
+  rung 60 08_recompiled_pong --seed 91 ${TINY:+--max-frames 600}
+fi
+step 20 python -m benchmarks table "$kept/runs" --out "$kept"
+rm -r "$kept"
+ls -l "$out"
