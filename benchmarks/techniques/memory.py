@@ -20,7 +20,7 @@ from lib.learning.replay_buffer import ReplayBuffer
 Sample = Callable[[int], Any]  # batch size -> a batch on the device
 
 
-def fresh_processes() -> multiprocessing.context.ForkServerContext:
+def fresh_processes() -> multiprocessing.context.BaseContext:
     """Processes that start as forks of one that has imported this; Windows has none."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
