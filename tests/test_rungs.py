@@ -31,7 +31,7 @@ from conftest import (
 )
 from helpers import QUICK, start
 
-from lib.envs import vector_env
+from lib.envs import gpu_vector_env, vector_env
 from lib.envs.experience import Transitions
 from lib.learning.schedules import LinearSchedule
 from lib.seeds import game_seeds
@@ -131,7 +131,8 @@ def test_other_rungs_are_resumed(script, trained_copy, program, monkeypatch):
     run = trained_copy(script)
     before = read_checkpoint(find_checkpoint(run, "latest"))
     frames, seeds = frames_of(script) + 100, Mock(side_effect=game_seeds)
-    monkeypatch.setattr(vector_env, "game_seeds", seeds)
+    for module in (vector_env, gpu_vector_env):
+        monkeypatch.setattr(module, "game_seeds", seeds)
     result = program(script, "--resume", run, "--max-frames", frames)
     assert result.code == 0, result.error
     after = read_checkpoint(find_checkpoint(run, "latest"))
