@@ -96,11 +96,12 @@ class ThousandsOptions(EmulatorOptions):
     """The settings of 10: as 08 for many more games, so for fewer steps and larger batches."""
 
     envs: int = other("envs", 1_024)
-    rollout: int = other("rollout", 16)
+    rollout: int = other("rollout", 32)
     batch_size: int = other("batch_size", 2_048)
-    epochs: float = other("epochs", 2.0)
-    learning_rate: float = other("learning_rate", 2e-3)
-    learning_rate_final: float = other("learning_rate_final", 2e-4)
+    epochs: float = other("epochs", 3.0)
+    averaged: int = other("averaged", 200)
+    learning_rate: float = other("learning_rate", 7e-4)
+    learning_rate_final: float = other("learning_rate_final", 1.4e-4)
     epsilon_frames: int = other("epsilon_frames", 1_000_000)
     games_per_warp: int = of_playing(
         0, "games that a warp of the GPU plays; 0: the emulator's default", 0, 32
