@@ -10,7 +10,7 @@ from helpers import Catch
 from ignite.handlers import TensorboardLogger
 from torch import nn
 
-from lib.learning.agents import EpsilonGreedyAgent, Exploration, GpuExploration, drawn
+from lib.learning.agents import EpsilonGreedyAgent, Exploration, drawn, epsilon_greedy
 from lib.learning.dqn_model import DQN, BlockConv2d, DuelingDQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
@@ -55,13 +55,14 @@ def test_near_ties_are_broken_at_random_and_clear_choices_stay():
     torch.manual_seed(0)
     values = torch.tensor([1.0, 1.01, 0.9])
     random = np.random.default_rng(0)
-    played = [choose(values.numpy(), 0.0, 0.01, random) for _ in range(4_000)]
-    for actions in (drawn(values.expand(4_000, 3), 0.01), torch.tensor(played)):
+    games = values.expand(4_000, 3)
+    played = choose(games.numpy(), 0.0, 0.01, [random] * 4_000)
+    for actions in (drawn(games, 0.01), torch.from_numpy(played)):
         shares = torch.bincount(actions, minlength=3) / 4_000
         torch.testing.assert_close(shares, (values / 0.01).softmax(0), rtol=0, atol=0.03)
         assert shares[2] == 0  # once in 80,000 times
     assert drawn(values.expand(100, 3), 0.0).eq(1).all()
-    assert choose(values.numpy(), 0.0, 0.0, random) == 1
+    assert choose(values[None].numpy(), 0.0, 0.0, [random]) == [1]
 
 
 def test_the_layout_changes_no_numbers():
@@ -129,18 +130,19 @@ def test_a_schedule_that_begins_later():
     assert [epsilon(frame) for frame in (0, 50, 75, 150, 10**9)] == [1, 1, 0.75, 0, 0]
 
 
-@pytest.mark.parametrize("kind", [Exploration, GpuExploration])
-def test_exploration_replaces_greedy_actions_and_can_be_resumed(kind):
-    torch.manual_seed(0)
+def test_exploration_replaces_greedy_actions_and_can_be_resumed():
     greedy, falling = torch.full((10_000,), 2), LinearSchedule(0.0, 0.6, 10)
-    explore = kind(3, falling, seed=1)
+    explore = Exploration(3, falling, seed=1)
     assert (explore(greedy, 0) == 2).all()
     kept = explore.state_dict()
-    actions = np.asarray(explore(greedy, 10))
-    assert np.allclose(np.bincount(actions) / 10_000, [0.2, 0.2, 0.6], atol=0.02)
+    actions = explore(greedy, 10)
     resumed = Exploration(3, falling, seed=2)
-    resumed.load_state_dict(kept)  # also of games on the GPU, where they are the CPU's now
-    assert kind is GpuExploration or np.array_equal(resumed(greedy, 10), actions)
+    resumed.load_state_dict(kept)
+    assert np.array_equal(resumed(greedy, 10), actions)
+    torch.manual_seed(0)
+    on_device = epsilon_greedy(greedy, torch.tensor(0.6), 3)  # as in 10
+    for played in (actions, on_device.numpy()):
+        assert np.allclose(np.bincount(played) / 10_000, [0.2, 0.2, 0.6], atol=0.02)
 
 
 def test_agent_explores_with_epsilon_and_is_greedy_otherwise():

@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from lib.envs.experience import ExperienceSource
-from lib.envs.gpu_vector_env import GpuStackedVectorEnv
+from lib.envs.gpu_vector_env import TensorVectorEnv
 from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import StackedVectorEnv
 from lib.learning.agents import EpsilonGreedyAgent, Exploration
@@ -65,7 +65,7 @@ def test_runs_share_no_games_and_no_random_numbers(monkeypatch) -> None:
     assert len(set(streams)) == len(streams) == 100 * 7 * 2
     assert SEED + 1_000 < min(seeds) <= max(seeds) < 2**31  # none is for the games after training
     # Other rungs' games are those of their run, too.
-    GpuStackedVectorEnv(there := Games(torch.zeros), PONG, seed)
+    TensorVectorEnv(there := Games(torch.zeros), PONG, seed, rollout=1).reset()
     source = ExperienceSource([gym.make(PONG.env) for _ in range(GAMES)], agent, seed, steps=0)
     next(iter(source))
     assert there.seeds == [game["seed"] for game in source.state_dict()["games"]]
