@@ -8,9 +8,10 @@ from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import pytest
+from conftest import read_events
 
 from benchmarks.records import Record, read_records
 from benchmarks.report import spread
@@ -282,6 +283,20 @@ def test_the_speedruns_in_the_ladder(script: str) -> None:
     frames_to_17 = span([record.to_bar[0] / 1e6 for record in records], "{:.2f}")
     cells = table("README.md", "The ladder")[f"{script}.py"]
     assert cells[1:] == [f"{middle_fps:,.0f}", frames_to_17, until(script[:2])[0]]
+
+
+def test_thousands_of_games_on_a_cpu() -> None:
+    page = "results/epyc-zen4-2core/thousands/README.md"
+    cells, found = table(page, "Four seeds"), {}
+    for run in runs(ZEN4 / "thousands/runs")["10_thousands_of_games"]:
+        updates = read_events(run.folder).Scalars("outcome/updates")[0].value
+        steps = f"{run.to_bar[0] / run.settings['envs']:,.0f}"
+        games = f"{mean(run.evaluation):.1f} ({min(run.evaluation):.0f} to 21)"
+        found[f"{run.seed}"] = [steps, f"{updates:,.0f}", f"{run.to_bar[0]:,.0f}", games]
+    assert len(found) == 4
+    assert {seed: cells[seed] for seed in found} == found
+    middle = median(run.to_bar[0] / 32 for run in of("08"))
+    assert f"08 needs {middle:,.0f} steps" in one_line(ROOT / page)
 
 
 def test_the_headline() -> None:
