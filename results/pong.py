@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python results/pong.py HALF_WAY.pt TRAINED.pt --out results/pong.gif
 
-Every checkpoint of a run plays the same game, greedily, and the clip begins a second before the
-scores of the last two begin to differ. The first panel is the network before its first update. The
-others name the frames that their agents had learned from: 08 with held-out seed 3000 at d9984e4,
-and the same once more up to the half.
+Every checkpoint of a run plays the same game, as it was trained to. The clip is the part of it in which the
+trained agent's lead grows most. The first panel is the network before its first update. The others
+name the frames that their agents had learned from: 08 with seed 7, stopped after 300,000 frames and
+resumed, at f67d933.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from lib.learning.agents import drawn
 from lib.learning.dqn_model import DQN, NETWORKS
 from lib.training.checkpoints import read_checkpoint
 from lib.training.evaluation import SEED, load_agent, make_env
@@ -41,19 +42,20 @@ networks += [network for network, _ in agents]
 frames = [0, *(content["progress"]["frames"] for content in contents)]
 
 
-def play(network: DQN) -> list[tuple[Image.Image, str]]:
+def play(network: DQN) -> list[tuple[Image.Image, int, int]]:
     """A game's pictures, each with the score until then: of the program, and of the agent."""
     env, score, pictures = make_env(recipe, render_mode="rgb_array"), [0, 0], []
     state, info = env.reset(seed=SEED)
     step = 0
     while "episode" not in info:
         with torch.no_grad():
-            action = int(network(torch.from_numpy(state[None].copy())).argmax())
+            values = network(torch.from_numpy(state[None].copy()))
+        action = int(drawn(values, network.temperature))
         state, reward, _, _, info = env.step(action)
         score[0] += reward < 0
         score[1] += reward > 0
         if step % args.speed == 0:
-            pictures.append((Image.fromarray(env.render()), f"{score[0]} : {score[1]}"))
+            pictures.append((Image.fromarray(env.render()), *score))
         step += 1
     return pictures
 
@@ -63,14 +65,15 @@ size = (WIDTH + GAP) * len(networks) - GAP, HEADER + HEIGHT
 pictures = [Image.new("RGB", size) for _ in range(count)]
 font = ImageFont.load_default(13)
 games = [play(network) for network in networks]
-differs = [one[1] != other[1] for one, other in zip(*games[1:], strict=False)]
-begin = max(0, differs.index(True) - FPS)
+lead = [won - lost for _, lost, won in games[-1]]
+begin = max(range(len(lead) - count), key=lambda start: lead[start + count] - lead[start])
 for i, (game, learned) in enumerate(zip(games, frames, strict=True)):
     left = i * (WIDTH + GAP)
     for number, picture in enumerate(pictures, start=begin):
-        screen, score = game[min(number, len(game) - 1)]  # one that has ended keeps its last one
+        screen, *score = game[min(number, len(game) - 1)]  # one that has ended keeps its last one
         picture.paste(screen, (left, HEADER))
-        for line, text in enumerate((NAMES[i] + f", {learned:,} frames" * (learned > 0), score)):
+        name = NAMES[i] + f", {learned:,} frames" * (learned > 0)
+        for line, text in enumerate((name, "{} : {}".format(*score))):
             place = left + WIDTH / 2, HEADER * (2 * line + 1) / 4
             ImageDraw.Draw(picture).text(place, text, fill="white", font=font, anchor="mm")
 first, *others = (picture.quantize(COLOURS) for picture in pictures)
