@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python results/pong.py HALF_WAY.pt TRAINED.pt --out results/pong.gif
 
-Every checkpoint of a run plays the same game, with the actions that it was trained to draw. The clip
+Every checkpoint of a run plays the same game, and draws its actions as in training. The clip
 is the part of it in which the trained agent's lead grows most. The first panel is the network
 before its first update. The others name the frames that their agents had learned from: 08 with
 seed 7, stopped after 300,000 frames and resumed, at f67d933.
