@@ -19,42 +19,47 @@ from ignite.engine import Engine
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
 from lib.learning.agents import EpsilonGreedyAgent
-from lib.learning.dqn_model import DQN, adam
+from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.learning.schedules import LinearSchedule
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import ReplayOptions
-from lib.training.play import replay_batches
+from lib.training.play import batch_generator
 from lib.training.run import Run
 
 
-def train(hp: ReplayOptions, run: Run) -> None:
-    env = wrap_deepmind(make_atari(hp.env))
+def train(params: ReplayOptions, run: Run) -> None:
+    env = wrap_deepmind(make_atari(params.env))
     observation_shape, n_actions = env.observation_space.shape, env.action_space.n
 
     net = DQN(observation_shape, n_actions).to(run.device)
     target_net = copy.deepcopy(net)
-    optimizer = adam(net, hp.learning_rate, hp.adam_epsilon)
-
-    q_function = torch.no_grad()(net)  # records nothing for a backward pass
-    epsilon = LinearSchedule(
-        hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames, begin=hp.replay_initial
+    optimizer = torch.optim.Adam(
+        net.parameters(), lr=params.learning_rate, eps=params.adam_epsilon, fused=True
     )
-    agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
-    experience = ExperienceSource([env], agent, hp.seed)
-    buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
+
+    @torch.no_grad()  # records nothing for a backward pass
+    def q_function(states: torch.Tensor) -> torch.Tensor:
+        return net(states)
+
+    epsilon = LinearSchedule(
+        params.epsilon_start, params.epsilon_final, params.epsilon_frames, params.replay_initial
+    )
+    agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, params.seed)
+    experience = ExperienceSource([env], agent, params.seed)
+    buffer = ReplayBuffer(params.replay_size, observation_shape, run.device, params.seed)
 
     def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
         optimizer.zero_grad()
         with run.autocast():
             with torch.no_grad():
                 next_q = target_net(batch.next_states)
-            loss = bellman_loss(net(batch.states), next_q, batch, hp.gamma)
+            loss = bellman_loss(net(batch.states), next_q, batch, params.gamma)
         loss.backward()
         optimizer.step()
-        if engine.state.iteration % hp.target_sync == 0:
+        if engine.state.iteration % params.target_sync == 0:
             target_net.load_state_dict(net.state_dict())
         return loss.detach()
 
@@ -65,7 +70,8 @@ def train(hp: ReplayOptions, run: Run) -> None:
     # --stop-reward, or at --max-frames. TensorBoard gets it after each game, and loss, FPS and
     # epsilon every 100 updates; checkpoints get what is in ``saved``.
     attach_handlers(engine, run, epsilon, saved)
-    engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, hp.batch_size))
+    batches = batch_generator(engine, experience, buffer, params.replay_initial, params.batch_size)
+    engine.run(batches)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ignite.engine import Engine
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
 from lib.learning.agents import EpsilonGreedyAgent
-from lib.learning.dqn_model import DQN, adam
+from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.learning.schedules import LinearSchedule
@@ -31,7 +31,7 @@ from lib.seeds import resumed_seed
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import PlayerOptions, option
-from lib.training.play import replay_batches
+from lib.training.play import batch_generator
 from lib.training.run import Run
 
 
@@ -39,48 +39,59 @@ from lib.training.run import Run
 class Options(PlayerOptions):
     """The settings of this rung."""
 
-    steps: int = option(4, "frames per update: scales batch and queue", 1, 256, group="playing")
+    steps: int = option(4, "frames per update; scales the batch", low=1, high=256, group="playing")
 
 
-def play(
-    queue: ExperienceQueue, hp: Options, shared_net: DQN, epsilon: LinearSchedule, frames: int
+def player_process(
+    queue: ExperienceQueue, params: Options, shared_net: DQN, epsilon: LinearSchedule, frames: int
 ) -> None:
     """The player process; ``frames`` were played before, if the run is resumed."""
-    env = wrap_deepmind(make_atari(hp.env))
-    net = copy.deepcopy(shared_net).to(hp.player_device) if hp.refresh_frames else shared_net
+    env = wrap_deepmind(make_atari(params.env))
+    net = shared_net
+    if params.refresh_frames:
+        net = copy.deepcopy(shared_net).to(params.player_device)
 
-    q_function = torch.no_grad()(net)  # records nothing for a backward pass
-    seed = resumed_seed(hp.seed, frames)  # else a resumed run would play the same games again
-    agent = EpsilonGreedyAgent(q_function, env.action_space.n, epsilon, hp.player_device, seed)
+    @torch.no_grad()  # records nothing for a backward pass
+    def q_function(states: torch.Tensor) -> torch.Tensor:
+        return net(states)
+
+    seed = resumed_seed(params.seed, frames)  # else a resumed run would play the same games again
+    agent = EpsilonGreedyAgent(q_function, env.action_space.n, epsilon, params.player_device, seed)
     agent.frames = frames
     for frame, steps in enumerate(ExperienceSource([env], agent, seed), start=1):
         queue.put(*steps)
-        if hp.refresh_frames and frame % hp.refresh_frames == 0:
+        if params.refresh_frames and frame % params.refresh_frames == 0:
             net.load_state_dict(shared_net.state_dict())
 
 
-def train(hp: Options, run: Run) -> None:
-    env = wrap_deepmind(make_atari(hp.env))
+def train(params: Options, run: Run) -> None:
+    env = wrap_deepmind(make_atari(params.env))
     observation_shape, n_actions = env.observation_space.shape, env.action_space.n
 
     net = DQN(observation_shape, n_actions).to(run.device).share_memory()
     target_net = copy.deepcopy(net)
-    optimizer = adam(net, hp.learning_rate, hp.adam_epsilon)
+    optimizer = torch.optim.Adam(
+        net.parameters(), lr=params.learning_rate, eps=params.adam_epsilon, fused=True
+    )
 
-    epsilon = LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames * hp.steps)
-    arguments, bound = (hp, net, epsilon, run.frames_before), 2 * hp.steps
-    player = Player(play, arguments, bound, timeout=hp.player_timeout, device=hp.player_device)
-    buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
+    epsilon = LinearSchedule(
+        params.epsilon_start, params.epsilon_final, params.epsilon_frames * params.steps
+    )
+    arguments, bound = (params, net, epsilon, run.frames_before), 2 * params.steps
+    player = Player(
+        player_process, arguments, bound, timeout=params.player_timeout, device=params.player_device
+    )
+    buffer = ReplayBuffer(params.replay_size, observation_shape, run.device, params.seed)
 
     def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
         optimizer.zero_grad()
         with run.autocast():
             with torch.no_grad():
                 next_q = target_net(batch.next_states)
-            loss = bellman_loss(net(batch.states), next_q, batch, hp.gamma)
+            loss = bellman_loss(net(batch.states), next_q, batch, params.gamma)
         loss.backward()
         optimizer.step()
-        if engine.state.iteration % hp.target_sync == 0:
+        if engine.state.iteration % params.target_sync == 0:
             target_net.load_state_dict(net.state_dict())
         return loss.detach()
 
@@ -90,9 +101,9 @@ def train(hp: Options, run: Run) -> None:
     # --stop-reward, or at --max-frames. TensorBoard gets it after each game, and loss, FPS and
     # epsilon every 100 updates; checkpoints get what is in ``saved``.
     attach_handlers(engine, run, epsilon, saved)
-    batch_size = hp.batch_size * hp.steps
+    batch_size = params.batch_size * params.steps
     with player as experience:
-        engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
+        engine.run(batch_generator(engine, experience, buffer, params.replay_initial, batch_size))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from ignite.engine import Engine
 
 from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
 from lib.learning.agents import EpsilonGreedyAgent
-from lib.learning.dqn_model import DQN, adam
+from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.learning.schedules import LinearSchedule
@@ -27,7 +27,7 @@ from lib.training.evaluation import evaluate
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import ReplayOptions, option
-from lib.training.play import replay_batches
+from lib.training.play import batch_generator
 from lib.training.run import Run
 
 
@@ -35,36 +35,42 @@ from lib.training.run import Run
 class Options(ReplayOptions):
     """The settings of this rung."""
 
-    envs: int = option(8, "environments, stepped together", 1, 256, group="playing")
-    stack: int = option(4, "stacked frames per state", 1, 16, group="wrappers")
+    envs: int = option(8, "environments, stepped together", low=1, high=256, group="playing")
+    stack: int = option(4, "stacked frames per state", low=1, high=16, group="wrappers")
     vector_env = True  # states are those of ALE's vector environment, not those of wrappers
 
 
-def train(hp: Options, run: Run) -> None:
-    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, run.games_seed)
+def train(params: Options, run: Run) -> None:
+    games = ale_games(params.env, params.envs)
+    envs = StackedVectorEnv(games, params.preprocessing, run.games_seed)
     observation_shape, n_actions = envs.shape[1:], envs.n_actions
 
     net = DQN(observation_shape, n_actions).to(run.device)
     target_net = copy.deepcopy(net)
-    optimizer = adam(net, hp.learning_rate, hp.adam_epsilon)
-
-    q_function = torch.no_grad()(net)  # records nothing for a backward pass
-    epsilon = LinearSchedule(
-        hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames, begin=hp.replay_initial
+    optimizer = torch.optim.Adam(
+        net.parameters(), lr=params.learning_rate, eps=params.adam_epsilon, fused=True
     )
-    agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, hp.seed)
+
+    @torch.no_grad()  # records nothing for a backward pass
+    def q_function(states: torch.Tensor) -> torch.Tensor:
+        return net(states)
+
+    epsilon = LinearSchedule(
+        params.epsilon_start, params.epsilon_final, params.epsilon_frames, params.replay_initial
+    )
+    agent = EpsilonGreedyAgent(q_function, n_actions, epsilon, run.device, params.seed)
     experience = VectorExperienceSource(envs, agent)
-    buffer = ReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
+    buffer = ReplayBuffer(params.replay_size, observation_shape, run.device, params.seed)
 
     def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
         optimizer.zero_grad()
         with run.autocast():
             with torch.no_grad():
                 next_q = target_net(batch.next_states)
-            loss = bellman_loss(net(batch.states), next_q, batch, hp.gamma)
+            loss = bellman_loss(net(batch.states), next_q, batch, params.gamma)
         loss.backward()
         optimizer.step()
-        if engine.state.iteration % hp.target_sync == 0:
+        if engine.state.iteration % params.target_sync == 0:
             target_net.load_state_dict(net.state_dict())
         return loss.detach()
 
@@ -72,8 +78,8 @@ def train(hp: Options, run: Run) -> None:
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     saved |= {"agent": agent}
     attach_handlers(engine, run, epsilon, saved)
-    batch_size = hp.batch_size * hp.envs
-    engine.run(replay_batches(engine, experience, buffer, hp.replay_initial, batch_size))
+    batch_size = params.batch_size * params.envs
+    engine.run(batch_generator(engine, experience, buffer, params.replay_initial, batch_size))
     evaluate(q_function, run)
 
 

@@ -27,7 +27,7 @@ from lib.training.evaluation import evaluate
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import PrecisionOptions, ReplayOptions, option
-from lib.training.play import play
+from lib.training.play import collect
 from lib.training.run import Run
 
 
@@ -35,20 +35,21 @@ from lib.training.run import Run
 class Options(PrecisionOptions, ReplayOptions):
     """The settings of this rung."""
 
-    envs: int = option(8, "environments, stepped together", 1, 256, group="playing")
-    stack: int = option(4, "stacked frames per state", 1, 16, group="wrappers")
+    envs: int = option(8, "environments, stepped together", low=1, high=256, group="playing")
+    stack: int = option(4, "stacked frames per state", low=1, high=16, group="wrappers")
     vector_env = True  # states are those of ALE's vector environment, not those of wrappers
 
 
-def train(hp: Options, run: Run) -> None:
-    envs = StackedVectorEnv(ale_games(hp.env, hp.envs), hp.preprocessing, run.games_seed)
+def train(params: Options, run: Run) -> None:
+    games = ale_games(params.env, params.envs)
+    envs = StackedVectorEnv(games, params.preprocessing, run.games_seed)
     observation_shape, n_actions = envs.shape[1:], envs.n_actions
-    batch_size = hp.batch_size * hp.envs
+    batch_size = params.batch_size * params.envs
 
     network = DQN(observation_shape, n_actions).to(run.device)
-    net = MixedWeights(network, hp.dtype, hp.learning_rate, hp.adam_epsilon)
+    net = MixedWeights(network, params.dtype, params.learning_rate, params.adam_epsilon)
     target_net = copy.deepcopy(network).to(net.dtype)
-    buffer = DeviceReplayBuffer(hp.replay_size, observation_shape, run.device)
+    buffer = DeviceReplayBuffer(params.replay_size, observation_shape, run.device)
 
     @torch.no_grad()
     def q_function(states: torch.Tensor) -> torch.Tensor:
@@ -57,7 +58,7 @@ def train(hp: Options, run: Run) -> None:
     def loss_of(weights: Weights, batch: Batch) -> torch.Tensor:
         with torch.no_grad():
             next_q = target_net(batch.next_states)
-        return bellman_loss(net(weights, batch.states), next_q, batch, hp.gamma)
+        return bellman_loss(net(weights, batch.states), next_q, batch, params.gamma)
 
     def update() -> torch.Tensor:
         gradients, loss = grad_and_value(loss_of)(net.compute, buffer.sample(batch_size))
@@ -65,16 +66,16 @@ def train(hp: Options, run: Run) -> None:
         return loss
 
     epsilon = LinearSchedule(
-        hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames, begin=hp.replay_initial
+        params.epsilon_start, params.epsilon_final, params.epsilon_frames, params.replay_initial
     )
     values = CapturedForward(q_function, envs.shape, run.device)
-    agent = EpsilonGreedyAgent(values, n_actions, epsilon, run.device, hp.seed)
+    agent = EpsilonGreedyAgent(values, n_actions, epsilon, run.device, params.seed)
     experience = VectorExperienceSource(envs, agent)
     learn = CompiledUpdate(update, run.device, net)
 
     def process_batch(engine: Engine, _: None) -> torch.Tensor:
         loss = learn()
-        if engine.state.iteration % hp.target_sync == 0:
+        if engine.state.iteration % params.target_sync == 0:
             target_net.load_state_dict(net.named(net.compute))
         return loss
 
@@ -82,7 +83,7 @@ def train(hp: Options, run: Run) -> None:
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "buffer": buffer, "agent": agent}
     attach_handlers(engine, run, epsilon, saved)
-    engine.run(play(engine, experience, buffer, hp.replay_initial))
+    engine.run(collect(engine, experience, buffer, params.replay_initial))
     evaluate(q_function, run)
 
 

@@ -16,16 +16,16 @@ from torch.func import grad_and_value
 import pong_emulator
 from lib.devices import cores, playing_threads
 from lib.envs.vector_env import StackedVectorEnv
-from lib.learning.agents import Exploration, drawn
+from lib.learning.agents import Exploration, sample_softmax
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
 from lib.learning.dqn_model import DuelingDQN
 from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
-from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
+from lib.learning.schedules import LinearSchedule, ProgressSchedule, WinRate, maximum
 from lib.learning.weights import AveragedWeights, Weights
-from lib.printing import waiting
+from lib.printing import show_elapsed
 from lib.training.evaluation import evaluate
-from lib.training.events import PlayEvents, announce
+from lib.training.events import PlayEvents, record_frames
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.run import Run
@@ -33,51 +33,51 @@ from lib.training.speedrun_options import EmulatorOptions as Options
 from lib.transfer import upload
 
 
-def train(hp: Options, run: Run) -> None:
+def train(params: Options, run: Run) -> None:
     # If all cores learn, this thread plays: another one would wait for a core.
     all_learn = run.device.type == "cpu" and torch.get_num_threads() >= cores()
-    threads = 1 if all_learn else playing_threads(hp.envs)
+    threads = 1 if all_learn else playing_threads(params.envs)
     games = pong_emulator.PongVectorEnv(
-        hp.envs, threads=threads, stack=1, reward_clipping=False, rows=hp.preprocessing.rows
+        params.envs, threads=threads, stack=1, reward_clipping=False, rows=params.preprocessing.rows
     )
-    envs = StackedVectorEnv(games, hp.preprocessing, run.games_seed)
+    envs = StackedVectorEnv(games, params.preprocessing, run.games_seed)
 
-    network = DuelingDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)
+    network = DuelingDQN(envs.shape[1:], envs.n_actions, params.temperature).to(run.device)
     net = AveragedWeights(
-        network, hp.dtype, hp.learning_rate, hp.adam_epsilon, float32_layers=("fc.3",)
+        network, params.dtype, params.learning_rate, params.adam_epsilon, float32_layers=("fc.3",)
     )
-    rollout = Rollout(hp.rollout, envs.shape, hp.gamma, hp.q_lambda, run.device)
-    progress = Progress()
-    rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
-    averaging = ProgressSchedule(1.0, 1 / hp.averaged, progress)
-    epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress, begin=0.5)
+    rollout = Rollout(params.rollout, envs.shape, params.gamma, params.q_lambda, run.device)
+    win_rate = WinRate()
+    rate = ProgressSchedule(params.learning_rate, params.learning_rate_final, win_rate)
+    ema_step = ProgressSchedule(1.0, 1 / params.averaged, win_rate)
+    epochs = ProgressSchedule(params.epochs, params.epochs_final, win_rate, begin=0.5)
     epsilon = maximum(
-        LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
-        ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),
+        LinearSchedule(params.epsilon_start, params.epsilon_final, params.epsilon_frames),
+        ProgressSchedule(params.epsilon_floor, params.epsilon_final, win_rate),
     )
-    explore = Exploration(envs.n_actions, epsilon, hp.seed)
+    explore = Exploration(envs.n_actions, epsilon, params.seed)
 
     @torch.no_grad()
     def act(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values = net(net.acting, states).float()
-        return values.max(1).values, drawn(values, hp.temperature)
+        values = net(net.ema_compute, states).float()
+        return values.max(1).values, sample_softmax(values, params.temperature)
 
     def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
         return squared_error(net(weights, targets.states), targets.actions, targets.returns)
 
     def update() -> torch.Tensor:
-        gradients, loss = grad_and_value(loss_of)(net.compute, rollout.sample(hp.batch_size))
+        gradients, loss = grad_and_value(loss_of)(net.compute, rollout.sample(params.batch_size))
         net.adam(gradients)
         return loss
 
     # In another process, while the network compiles.
-    with waiting("preparing the emulator, and the network"), pong_emulator.preparing():
+    with show_elapsed("preparing the emulator, and the network"), pong_emulator.preparing():
         choose = CapturedForward(act, envs.shape, run.device, compiled=True)
         learn = CompiledUpdate(update, run.device, net, rollout.position)
         learn.compile()
     engine = Engine(lambda engine, _: learn())
 
-    def play() -> Iterator[None]:
+    def collect() -> Iterator[None]:
         updates_due = 0.0
         while not engine.should_terminate:
             frame = engine.state.frames
@@ -85,23 +85,23 @@ def train(hp: Options, run: Run) -> None:
             values, chosen = choose(states)
             actions = explore(chosen, frame)
             envs.send(actions)
-            rollout.state_values(states, values)  # and compute returns, while the games are played
+            rollout.record_values(states, values)  # and compute returns, while the games are played
             net.learning_rate.fill_(rate(frame))
-            net.averaging.fill_(averaging(frame))
-            if rollout.complete:
-                updates_due += epochs(frame) * hp.envs / hp.batch_size
+            net.ema_step.fill_(ema_step(frame))
+            if rollout.ready:
+                updates_due += epochs(frame) * params.envs / params.batch_size
             while updates_due >= 1:  # while the games are played
                 updates_due -= 1
                 yield
             step = envs.recv()
-            rollout.outcome(actions, step.rewards, step.ended)
-            progress.add(*step.points)
-            announce(engine, hp.envs, step.episodes)
+            rollout.record_step(actions, step.rewards, step.done)
+            win_rate.add(*step.points)
+            record_frames(engine, params.envs, step.episodes)
 
-    saved = {"net": net, "explore": explore, "points": progress}
+    saved = {"net": net, "explore": explore, "points": win_rate}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    engine.add_event_handler(PlayEvents.TRIED, progress.set_back)  # if it passed, this is the end
-    engine.run(play())
+    engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)  # train on if it failed
+    engine.run(collect())
     evaluate(net.agent(), run)
 
 

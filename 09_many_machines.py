@@ -16,7 +16,7 @@ import torch
 from ignite.engine import Engine, Events
 
 from lib.learning.agents import EpsilonGreedyAgent
-from lib.learning.dqn_model import DQN, adam
+from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
 from lib.learning.schedules import LinearSchedule
@@ -35,24 +35,24 @@ from lib.training.run import Run
 class Options(ClusterOptions):
     """The settings of this rung."""
 
-    n_steps: int = option(3, "n of the n-step transitions", 1, 8)
-    batch_size: int = option(128, "transitions per update", 1, 65_536)
-    frames_per_update: int = option(8, "new frames per update, whoever played them", 1, 10**6)
+    n_steps: int = option(3, "n of the n-step transitions", low=1, high=8)
+    batch_size: int = option(128, "transitions per update", low=1, high=65_536)
+    frames_per_update: int = option(8, "new frames per update, of all players", low=1, high=10**6)
 
 
 class Player:
     """A Ray actor with some games and a copy of the network."""
 
-    def __init__(self, number: int, hp: Options, frames: int) -> None:
-        seed = player_seed(hp.seed, number, frames)
+    def __init__(self, number: int, params: Options, frames: int) -> None:
+        seed = player_seed(params.seed, number, frames)
         torch.set_num_threads(1)
-        self.number, self.message_steps = number, hp.message_steps
-        self.envs = hp.make_envs(hp.envs, seed)
+        self.number, self.message_steps = number, params.message_steps
+        self.envs = params.make_envs(params.envs, seed)
         self.net = DQN(self.envs.states.shape[1:], self.envs.n_actions).requires_grad_(False)
-        epsilons = ape_x_epsilons(hp.players, hp.envs, hp.epsilon_final)[number]
-        epsilon = LinearSchedule(hp.epsilon_start, epsilons, hp.epsilon_frames)
+        epsilons = ape_x_epsilons(params.players, params.envs, params.epsilon_final)[number]
+        epsilon = LinearSchedule(params.epsilon_start, epsilons, params.epsilon_frames)
         self.agent = EpsilonGreedyAgent(self.net, self.envs.n_actions, epsilon, seed=seed)
-        self.recorder = NStepRecorder(hp.stack, hp.n_steps, hp.gamma)
+        self.recorder = NStepRecorder(params.stack, params.n_steps, params.gamma)
 
     def play(self, weights: VersionedWeights) -> Message:
         """Play some steps of each game."""
@@ -66,26 +66,28 @@ class Player:
         return self.recorder.pack(self.number, weights.version)
 
 
-def train(hp: Options, run: Run) -> None:
-    envs = hp.make_envs(1, hp.seed)
+def train(params: Options, run: Run) -> None:
+    envs = params.make_envs(1, params.seed)
     observation_shape, n_actions = envs.states.shape[1:], envs.n_actions
 
     net = DQN(observation_shape, n_actions).to(run.device)
     target_net = copy.deepcopy(net)
-    optimizer = adam(net, hp.learning_rate, hp.adam_epsilon)
-    buffer = MessageReplayBuffer(hp.replay_size, observation_shape, run.device, hp.seed)
-    epsilons = ape_x_epsilons(hp.players, hp.envs, hp.epsilon_final)
-    epsilon = LinearSchedule(hp.epsilon_start, epsilons.mean(), hp.epsilon_frames)
+    optimizer = torch.optim.Adam(
+        net.parameters(), lr=params.learning_rate, eps=params.adam_epsilon, fused=True
+    )
+    buffer = MessageReplayBuffer(params.replay_size, observation_shape, run.device, params.seed)
+    epsilons = ape_x_epsilons(params.players, params.envs, params.epsilon_final)
+    epsilon = LinearSchedule(params.epsilon_start, epsilons.mean(), params.epsilon_frames)
 
     def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:
         optimizer.zero_grad()
         with run.autocast():
             with torch.no_grad():
                 next_q = target_net(batch.next_states)
-            loss = bellman_loss(net(batch.states), next_q, batch, hp.gamma**hp.n_steps)
+            loss = bellman_loss(net(batch.states), next_q, batch, params.gamma**params.n_steps)
         loss.backward()
         optimizer.step()
-        if engine.state.iteration % hp.target_sync == 0:
+        if engine.state.iteration % params.target_sync == 0:
             target_net.load_state_dict(net.state_dict())
         return loss.detach()
 
@@ -93,8 +95,8 @@ def train(hp: Options, run: Run) -> None:
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     attach_handlers(engine, run, epsilon, saved)
 
-    with Players(Player, hp, hp, run.frames_before) as players:
-        refresh = Events.STARTED | Events.ITERATION_COMPLETED(every=hp.sync_updates)
+    with Players(Player, params, params, run.frames_before) as players:
+        refresh = Events.STARTED | Events.ITERATION_COMPLETED(every=params.sync_updates)
         engine.add_event_handler(refresh, lambda: players.broadcast(net, engine.state))
         engine.run(learn_from(players, buffer, epsilons, engine, run))
     evaluate(net, run)

@@ -16,98 +16,98 @@ from torch.func import grad_and_value
 
 import pong_emulator
 from lib.envs.gpu_vector_env import TensorVectorEnv, emulated_games
-from lib.learning.agents import drawn, epsilon_greedy
-from lib.learning.compiled_update import CapturedForward, CompiledUpdate, graph_or_plain
+from lib.learning.agents import epsilon_greedy, sample_softmax
+from lib.learning.compiled_update import CapturedForward, CompiledUpdate, graph_or_eager
 from lib.learning.dqn_model import DuelingDQN
 from lib.learning.loss import squared_error
 from lib.learning.rollout import Rollout, Targets
-from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
+from lib.learning.schedules import LinearSchedule, ProgressSchedule, WinRate, maximum
 from lib.learning.weights import AveragedWeights, Weights
-from lib.printing import waiting
+from lib.printing import show_elapsed
 from lib.training.evaluation import evaluate
-from lib.training.events import PlayEvents, announce
+from lib.training.events import PlayEvents, record_frames
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.run import Run
 from lib.training.speedrun_options import ThousandsOptions as Options
 
 
-def train(hp: Options, run: Run) -> None:
-    games = emulated_games(hp.envs, run.device, hp.preprocessing, hp.games_per_warp)
-    envs = TensorVectorEnv(games, hp.preprocessing, run.games_seed, hp.rollout, run.device)
+def train(params: Options, run: Run) -> None:
+    games = emulated_games(params.envs, run.device, params.preprocessing, params.games_per_warp)
+    envs = TensorVectorEnv(games, params.preprocessing, run.games_seed, params.rollout, run.device)
 
-    network = DuelingDQN(envs.shape[1:], envs.n_actions, hp.temperature).to(run.device)
+    network = DuelingDQN(envs.shape[1:], envs.n_actions, params.temperature).to(run.device)
     net = AveragedWeights(
-        network, hp.dtype, hp.learning_rate, hp.adam_epsilon, float32_layers=("fc.3",)
+        network, params.dtype, params.learning_rate, params.adam_epsilon, float32_layers=("fc.3",)
     )
-    rollout = Rollout(hp.rollout, envs.shape, hp.gamma, hp.q_lambda, run.device)
-    progress = Progress()
-    rate = ProgressSchedule(hp.learning_rate, hp.learning_rate_final, progress)
-    averaging = ProgressSchedule(1.0, 1 / hp.averaged, progress)
-    epochs = ProgressSchedule(hp.epochs, hp.epochs_final, progress, begin=0.5)
+    rollout = Rollout(params.rollout, envs.shape, params.gamma, params.q_lambda, run.device)
+    win_rate = WinRate()
+    rate = ProgressSchedule(params.learning_rate, params.learning_rate_final, win_rate)
+    ema_step = ProgressSchedule(1.0, 1 / params.averaged, win_rate)
+    epochs = ProgressSchedule(params.epochs, params.epochs_final, win_rate, begin=0.5)
     epsilon = maximum(
-        LinearSchedule(hp.epsilon_start, hp.epsilon_final, hp.epsilon_frames),
-        ProgressSchedule(hp.epsilon_floor, hp.epsilon_final, progress),
+        LinearSchedule(params.epsilon_start, params.epsilon_final, params.epsilon_frames),
+        ProgressSchedule(params.epsilon_floor, params.epsilon_final, win_rate),
     )
-    exploration = torch.full((), hp.epsilon_start, device=run.device)  # epsilon of the rollout
+    rollout_epsilon = torch.full((), params.epsilon_start, device=run.device)  # for CUDA graphs
 
     @torch.no_grad()
     def act(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values = net(net.acting, states).float()
-        return values.max(1).values, drawn(values, hp.temperature)
+        values = net(net.ema_compute, states).float()
+        return values.max(1).values, sample_softmax(values, params.temperature)
 
     def step() -> None:
         values, chosen = choose(envs.states)
-        actions = epsilon_greedy(chosen, exploration, envs.n_actions)
+        actions = epsilon_greedy(chosen, rollout_epsilon, envs.n_actions)
         rollout.record_choice(envs.states, values, actions)
-        rewards, ended = envs.step(actions)
-        if hp.terminal_on_point:
-            ended = ended | (rewards != 0)
-        rollout.record_outcome(rewards, ended)
+        rewards, done = envs.step(actions)
+        if params.terminal_on_point:
+            done = done | (rewards != 0)
+        rollout.record_outcome(rewards, done)
 
     def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
         return squared_error(net(weights, targets.states), targets.actions, targets.returns)
 
     def update() -> torch.Tensor:
-        gradients, loss = grad_and_value(loss_of)(net.compute, rollout.sample(hp.batch_size))
+        gradients, loss = grad_and_value(loss_of)(net.compute, rollout.sample(params.batch_size))
         net.adam(gradients)
         return loss
 
     # In another process, while the network compiles.
-    with waiting("preparing the emulator, and the network"), pong_emulator.preparing():
+    with show_elapsed("preparing the emulator, and the network"), pong_emulator.preparing():
         choose = CapturedForward(act, envs.shape, run.device, compiled=True, alone=False)
         learn = CompiledUpdate(update, run.device, net, rollout.position)
         learn.compile()
     envs.reset()
     changing = [*envs.changing, *rollout.changing]
-    step = graph_or_plain("a step", step, run.device, changing, envs.captures)
-    finish = graph_or_plain(
+    step = graph_or_eager("a step", step, run.device, changing, envs.captures)
+    finish = graph_or_eager(
         "the returns", lambda: rollout.finish(choose(envs.states)[0]), run.device, rollout.changing
     )
     engine = Engine(lambda engine, _: learn())
 
-    def play() -> Iterator[None]:
+    def collect() -> Iterator[None]:
         updates_due = 0.0
         while not engine.should_terminate:
             frame = engine.state.frames
-            exploration.fill_(epsilon(frame))
+            rollout_epsilon.fill_(epsilon(frame))
             net.learning_rate.fill_(rate(frame))
-            net.averaging.fill_(averaging(frame))
-            for _ in range(hp.rollout):
+            net.ema_step.fill_(ema_step(frame))
+            for _ in range(params.rollout):
                 step()
             finish()
             episodes, points = envs.report()
-            progress.add(*points)
-            announce(engine, len(rollout), episodes)
-            updates_due += epochs(frame) * len(rollout) / hp.batch_size
+            win_rate.add(*points)
+            record_frames(engine, len(rollout), episodes)
+            updates_due += epochs(frame) * len(rollout) / params.batch_size
             while updates_due >= 1 and not engine.should_terminate:
                 updates_due -= 1
                 yield
 
-    saved = {"net": net, "points": progress}
+    saved = {"net": net, "points": win_rate}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    engine.add_event_handler(PlayEvents.TRIED, progress.set_back)  # if it passed, this is the end
-    engine.run(play())
+    engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)  # train on if it failed
+    engine.run(collect())
     evaluate(net.agent(), run)
 
 

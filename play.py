@@ -74,8 +74,8 @@ def parse() -> argparse.Namespace:
         name = "FILE" if kind is Path else flag[2:].upper()
         parser.add_argument(flag, type=kind, metavar=name, default=default, help=what)
     parser.add_argument("--render", action="store_true", help="show the games in a window")
-    told = f"repeat actions at random (probability {STICKY}), as ALE/Pong-v5 does"
-    parser.add_argument("--sticky", action="store_true", help=told)
+    text = f"repeat actions at random (probability {STICKY}), as ALE/Pong-v5 does"
+    parser.add_argument("--sticky", action="store_true", help=text)
     args = parser.parse_args()
     if args.video and args.video.suffix.lower() not in VIDEOS:
         parser.error(f"--video: {args.video} ends in neither {' nor '.join(VIDEOS)}")
@@ -85,8 +85,8 @@ def parse() -> argparse.Namespace:
     if args.video and args.render:
         parser.error("--render: --video cannot show the games at the same time")
     if args.render and sys.platform == "linux" and not has_display():
-        told = os.environ.get("DISPLAY", "not set")
-        parser.error(f"--render: no display answers (DISPLAY is {told})")
+        display = os.environ.get("DISPLAY", "not set")
+        parser.error(f"--render: no display answers (DISPLAY is {display})")
     try:
         args.checkpoint = find_checkpoint(args.run_dir)
         args.contents = read_checkpoint(args.checkpoint)

@@ -34,7 +34,7 @@ from benchmarks.ladder import choose, has_replay_buffer
 from benchmarks.measuring import chosen_device, last_line_of
 from benchmarks.profiled import LAPS, MEASURED, PARTS, PLAYER, TRAINER, WARM_UP
 from benchmarks.records import readme_fps
-from benchmarks.report import HARDWARE, here, join_machine, made, write_table
+from benchmarks.report import HARDWARE, ensure_dir, here, join_machine, write_table
 from lib.training.machine import describe_machine
 
 REST = "rest (ignite, Python)"
@@ -85,11 +85,11 @@ def run(args: argparse.Namespace) -> int:
     """Take the rungs apart, write the table, the time line and the traces."""
     asked = {flag.split("=")[-1].split(":")[0] for flag in args.rung_flags}  # --device=cuda:1, too
     machine = describe_machine(chosen_device(bool(asked & {"--cuda", "cuda"})))
-    out = made(args.out).resolve()
+    out = ensure_dir(args.out).resolve()
     workers: list[Worker] = []
     for script in choose(args.rungs):
         print(script.stem, flush=True)
-        workers += take_apart(script, args, made(out / script.stem))
+        workers += profile_rung(script, args, ensure_dir(out / script.stem))
     rows = []
     for one in workers:
         spent: dict[str, float] = defaultdict(float)
@@ -118,8 +118,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def take_apart(script: Path, args: argparse.Namespace, folder: Path) -> Iterator[Worker]:
-    """Run a rung under the profiler; who worked there."""
+def profile_rung(script: Path, args: argparse.Namespace, folder: Path) -> Iterator[Worker]:
+    """Run a rung under the profiler; yields its processes and threads."""
     flags = ["--stop-reward", "1e9", "--checkpoint-every", "0"]
     flags += ["--epsilon-start", f"{EPSILON}", "--epsilon-final", f"{EPSILON}"]
     flags += ["--replay-initial", "1000"] * has_replay_buffer(script)

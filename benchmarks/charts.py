@@ -81,8 +81,8 @@ def new_figure(
     """A figure in inches, and its axes: several ones are beside each other and share their y."""
     size = width, height
     figure, axes = plt.subplots(1, panels, figsize=size, layout="constrained", sharey=True)
-    told = textwrap.fill(machine, int(12 * width))
-    figure.suptitle("\n".join(filter(None, [title, told])), fontsize=11)
+    subtitle = textwrap.fill(machine, int(12 * width))
+    figure.suptitle("\n".join(filter(None, [title, subtitle])), fontsize=11)
     for one in figure.axes:
         one.spines[["top", "right"]].set_visible(False)
     return figure, axes

@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.arguments import add_counts, add_out, positive
 from benchmarks.measuring import chosen_device, seconds_per_call
-from benchmarks.report import here, made, spread, write_table
+from benchmarks.report import ensure_dir, here, spread, write_table
 from lib.training.machine import describe_machine
 
 EMULATOR, ON_GPU = "this emulator", "this emulator on the GPU"
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the table."""
-    machine, out = describe_machine(chosen_device(args.cuda)), made(args.out)
+    machine, out = describe_machine(chosen_device(args.cuda)), ensure_dir(args.out)
     machine |= {name: version(name) for name in ("numba", "envpool") if find_spec(name)}
     everybody = [EMULATOR, ALE, *[ENVPOOL] * ("envpool" in machine)]
     ways = [(ON_GPU, 1)] if args.cuda else [(who, n) for who in everybody for n in THREADS]

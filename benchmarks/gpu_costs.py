@@ -17,7 +17,7 @@ import torch
 
 import pong_emulator
 from benchmarks.arguments import positive
-from lib.learning.compiled_update import captured
+from lib.learning.compiled_update import cuda_graph
 from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
@@ -52,7 +52,7 @@ def microseconds(call: Callable[[], object], device: torch.device) -> list[float
 def calls(device: torch.device) -> dict[str, list[float]]:
     """Single calls, and an update of 01 (32 samples) and of 03 (128), in parts and as a graph."""
     number, small = torch.zeros(1, device=device), torch.zeros(32, 512, device=device)
-    told: Calls = {
+    found: Calls = {
         "add to a number": lambda: number.add_(1),
         "relu of 32 x 512": lambda: small.relu_(),
         "a new tensor": lambda: torch.empty(32, 512, device=device),
@@ -60,17 +60,17 @@ def calls(device: torch.device) -> dict[str, list[float]]:
     }
     if device.type == "cuda":
         pinned = torch.zeros(32, 5, 84, 84, dtype=torch.uint8).pin_memory()
-        told["pin 1.1 MB"] = lambda: pinned.clone().pin_memory()
-        told["copy pinned 1.1 MB"] = lambda: pinned.to(device, non_blocking=True)
+        found["pin 1.1 MB"] = lambda: pinned.clone().pin_memory()
+        found["copy pinned 1.1 MB"] = lambda: pinned.to(device, non_blocking=True)
 
         def twenty() -> None:
             for _ in range(20):
                 small.add_(1)
 
-        told |= {"20 kernels": twenty, "20 kernels, a graph": captured(twenty)}
+        found |= {"20 kernels": twenty, "20 kernels, a graph": cuda_graph(twenty)}
     for size in (32, 128):
-        told |= update_calls(device, size)
-    return {name: microseconds(call, device) for name, call in told.items()}
+        found |= update_calls(device, size)
+    return {name: microseconds(call, device) for name, call in found.items()}
 
 
 def update_calls(device: torch.device, size: int) -> Calls:
@@ -92,9 +92,9 @@ def update_calls(device: torch.device, size: int) -> Calls:
         optimizer.step()
 
     name = f"update of {size}"
-    told: Calls = {f"{name}, both forward passes and the loss": forward, name: update}
-    told[f"{name}, Adam"] = optimizer.step
-    return told | ({f"{name}, a graph": captured(update)} if capturable else {})
+    found: Calls = {f"{name}, both forward passes and the loss": forward, name: update}
+    found[f"{name}, Adam"] = optimizer.step
+    return found | ({f"{name}, a graph": cuda_graph(update)} if capturable else {})
 
 
 def playing(device: torch.device, n: int, per_warp: int) -> Callable[[], None]:
@@ -106,9 +106,9 @@ def playing(device: torch.device, n: int, per_warp: int) -> Callable[[], None]:
     actions = torch.zeros(n, dtype=torch.int64, device=device)
     play = lambda: envs.step(actions.numpy())  # noqa: E731
     if device.type == "cuda":
-        over, cut = torch.zeros((2, n), dtype=torch.bool, device=device)
+        terminated, truncated = torch.zeros((2, n), dtype=torch.bool, device=device)
         rewards = torch.zeros(n, dtype=torch.int32, device=device)
-        play = captured(envs.stepper(actions, frames, rewards, over, cut))
+        play = cuda_graph(envs.stepper(actions, frames, rewards, terminated, truncated))
 
     def step() -> None:
         actions.copy_(torch.randint(6, (n,), device=device))

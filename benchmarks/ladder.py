@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
             codes[command] = run_rung(command, run_dir)
     for command, code in codes.items():
         if code:
-            told = {2: "left out", 130: "interrupted"}.get(code, f"failed (exit code {code})")
-            print(f"{told}: {shlex.join(command)}")
+            outcome = {2: "left out", 130: "interrupted"}.get(code, f"failed (exit code {code})")
+            print(f"{outcome}: {shlex.join(command)}")
     print(f"the table: python -m benchmarks table {args.run_dir}")
     ended = set(codes.values())
     return 2 if ended == {2} else int(bool(ended - {0, 2}))
@@ -115,9 +115,9 @@ def duration(commands: Sequence[Command]) -> str:
         frames = min([*limits][-1] or TO_17, TO_17)  # the last flag counts; 0: no limit
         hours += frames / fps.get(Path(script).stem, float("inf")) / 3600
         unknown += Path(script).stem not in fps
-    told = f"about {hours:.0f} hours" if hours >= 2 else f"about {60 * hours + 1:.0f} minutes"
-    told += " on two CPU cores, as README's"
-    return told + f"; of {unknown} nobody knows how long" * bool(unknown)
+    text = f"about {hours:.0f} hours" if hours >= 2 else f"about {60 * hours + 1:.0f} minutes"
+    text += " on two CPU cores, as README's"
+    return text + f"; of {unknown} nobody knows how long" * bool(unknown)
 
 
 def length(script: Path, args: argparse.Namespace) -> list[str]:
@@ -137,8 +137,8 @@ def run_rung(command: Command, run_dir: Path) -> int:
     """Run or resume a rung in this terminal; its exit code. Its folder gets commit and command."""
     script, *flags = command
     name = f"{Path(script).stem}-*seed{flags[-1]}-*/"  # another ladder may run there, too
-    before, commit_now, told = set(run_dir.glob(name)), commit(), shlex.join(command)
-    files = [file for file in run_dir.glob(f"*/{BEGUN}") if file.read_text("utf-8") == told]
+    before, commit_now, command_line = set(run_dir.glob(name)), commit(), shlex.join(command)
+    files = [file for file in run_dir.glob(f"*/{BEGUN}") if file.read_text("utf-8") == command_line]
     where = ["--resume", str(files[0].parent)] if files else ["--run-dir", str(run_dir)]
     program = [sys.executable, str(ROOT / script), *flags, *where]
     # In a process group of its own, so that a Ctrl-C of the terminal reaches us alone.
@@ -156,7 +156,7 @@ def run_rung(command: Command, run_dir: Path) -> int:
                 (folder / COMMIT).write_text(f"{commits}\n", encoding="utf-8")
                 (folder / BEGUN).unlink(missing_ok=True)
                 if code not in (1, 2):
-                    (folder / (BEGUN if code else DONE)).write_text(told, encoding="utf-8")
+                    (folder / (BEGUN if code else DONE)).write_text(command_line, encoding="utf-8")
     if files and code == 2:  # it cannot be resumed, and said why
         return run_rung(command, run_dir)
     return code

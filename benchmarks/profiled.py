@@ -83,7 +83,7 @@ def name_parts() -> None:
 
 
 def show_threads_of_ale() -> None:
-    """Let a thread of ours receive in the rung's place: ALE's own threads do not tell the trace.
+    """Call recv() in a Python thread, so that the profiler sees when ALE plays.
 
     It waits before the games begin, which leave it no core.
     """
@@ -104,13 +104,13 @@ def show_threads_of_ale() -> None:
     ale_py.AtariVectorEnv.recv = lambda self: self.outcome.result()
 
 
-def play_profiled(play: Callable[..., None], folder: Path, *args: Any) -> None:
-    """What a player does, in its process, under a profiler of its own."""
+def profile_player(target: Callable[..., None], folder: Path, *args: Any) -> None:
+    """Run the player's process under a profiler of its own."""
     name_parts()
     profiler = new_profiler()
     try:
         with profiler:
-            play(*args)
+            target(*args)
     finally:
         profiler.export_chrome_trace(str(folder / PLAYER))
 
@@ -159,8 +159,8 @@ def main() -> None:
             engine.add_event_handler(Events.ITERATION_COMPLETED(once=number), lap)
         return run_engine(engine, *args, **keywords)
 
-    def make(self: Player, play: Callable[..., None], *args: Any, **keywords: Any) -> None:
-        make_player(self, functools.partial(play_profiled, play, folder), *args, **keywords)
+    def make(self: Player, target: Callable[..., None], *args: Any, **keywords: Any) -> None:
+        make_player(self, functools.partial(profile_player, target, folder), *args, **keywords)
 
     Engine.run, Player.__init__ = run, make  # type: ignore[method-assign]
     runpy.run_path(sys.argv[0], run_name="__main__")

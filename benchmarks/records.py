@@ -95,12 +95,12 @@ def read_record(folder: Path) -> Record | None:
     resumed run replaces its own, in a file that is read before the curves.
     """
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    told = _settings(events)
-    if "script" not in told:
+    recorded = _settings(events)
+    if "script" not in recorded:
         return None
-    script, seed = str(told.pop("script")), int(told.pop("seed", 0))
-    machine = {name: told.pop(name, "") for name in (*HARDWARE, *LIBRARIES)}
-    settings = {name: value for name, value in told.items() if name not in UNIMPORTANT}
+    script, seed = str(recorded.pop("script")), int(recorded.pop("seed", 0))
+    machine = {name: recorded.pop(name, "") for name in (*HARDWARE, *LIBRARIES)}
+    settings = {name: value for name, value in recorded.items() if name not in UNIMPORTANT}
     points = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
     scalars = {tag: [(point.step, point.value) for point in points[tag]] for tag in points}
     last = {tag: values[-1][1] for tag, values in scalars.items()}
@@ -135,8 +135,8 @@ def read_record(folder: Path) -> Record | None:
 
 def _commit(folder: Path) -> str:
     for place in (folder, folder.parent):
-        if (told := place / COMMIT).exists():
-            return told.read_text(encoding="utf-8").strip()
+        if (file := place / COMMIT).exists():
+            return file.read_text(encoding="utf-8").strip()
     return ""
 
 
@@ -146,8 +146,8 @@ def _settings(events: EventAccumulator) -> dict[str, Setting]:
     except KeyError:  # no event of the plugin at all, or not this one
         return {}
     start = HParamsPluginData.FromString(content).session_start_info
-    told = {name: getattr(v, v.WhichOneof("kind")) for name, v in start.hparams.items()}
-    return {name: float(v) if isinstance(v, bool) else v for name, v in told.items()}
+    values = {name: getattr(v, v.WhichOneof("kind")) for name, v in start.hparams.items()}
+    return {name: float(v) if isinstance(v, bool) else v for name, v in values.items()}
 
 
 def _curves(scalars: Scalars) -> Curves:

@@ -56,8 +56,8 @@ def fitted(header: Sequence[str], rows: Sequence[Sequence[str]], first: Sequence
     for cells, row in zip(named, [header, *rows], strict=True):
         others = (cells[column].rjust(widths[column]) for column in sorted(shown)[1:])
         lines.append(cells[0].ljust(widths[0] - 2) + "".join(others))
-        told = row[0].partition(" (")[2].removesuffix(")")
-        lines += textwrap.wrap(told, room, initial_indent="  ", subsequent_indent="  ")
+        details = row[0].partition(" (")[2].removesuffix(")")
+        lines += textwrap.wrap(details, room, initial_indent="  ", subsequent_indent="  ")
     return "\n".join(lines)
 
 
@@ -67,8 +67,8 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
-def made(folder: Path) -> Path:
-    """The folder, made if there is none: before anything is measured."""
+def ensure_dir(folder: Path) -> Path:
+    """Make the folder if there is none, before anything is measured; returns it."""
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -123,5 +123,5 @@ def spread(values: Sequence[float], digits: int | None = None) -> str:
         return ""
     middle = statistics.median(values)
     digits = (1 if middle < 100 else 0) if digits is None else digits
-    told, low, high = (f"{v:,.{digits}f}" for v in (middle, min(values), max(values)))
-    return told if low == high else f"{told} ({low} to {high})"
+    text, low, high = (f"{v:,.{digits}f}" for v in (middle, min(values), max(values)))
+    return text if low == high else f"{text} ({low} to {high})"

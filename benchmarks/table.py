@@ -32,10 +32,10 @@ from benchmarks.records import Record, Setting, read_records
 from benchmarks.report import (
     HARDWARE,
     ROOT,
+    ensure_dir,
     fitted,
     in_rows,
     join_machine,
-    made,
     spread,
     write_csv,
     write_table,
@@ -96,19 +96,19 @@ def run(args: argparse.Namespace) -> int:
     header = [name for name in rows[0] if any(cells[name] for cells in rows)]
     table = [[cells[name] for name in header] for cells in rows]
     notes = [*describe(ladder), NOTE]
-    told = ", ".join(_shown(*one) for one in shared.items())
-    notes += [f"Not the defaults, in all runs that have them: {told}."] * bool(shared)
+    text = ", ".join(_shown(*one) for one in shared.items())
+    notes += [f"Not the defaults, in all runs that have them: {text}."] * bool(shared)
     notes += [BOUND_NOTE] * any("> " in cell for cells in table for cell in cells)
     notes += [BOOK_NOTE] * any(name.startswith("book") for name in header)
     notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
-    out = made(args.out or (args.runs[0] if len(args.runs) == 1 else Path("runs/table")))
+    out = ensure_dir(args.out or (args.runs[0] if len(args.runs) == 1 else Path("runs/table")))
     write_table(out / "table", "Runs", header, table, notes)
     asked = sorted({name for record in records for name in record.settings})
     lines = [numbers(r, records) + [r.settings.get(name, "") for name in asked] for r in records]
     write_csv(out / "runs.csv", [RUNS_HEADER + asked, *lines])
     for number, record in enumerate(records if args.curves else ()):
         same = sum(other.folder.name == record.folder.name for other in records[:number])
-        file = made(out / "curves") / f"{record.folder.name}{f'-{same}' * bool(same)}.csv"
+        file = ensure_dir(out / "curves") / f"{record.folder.name}{f'-{same}' * bool(same)}.csv"
         curves = vars(record.curves)
         write_csv(file, [[*curves], *zip(*curves.values(), strict=True)])
     seeds = f"seeds {in_rows({record.seed for record in records})}"
@@ -146,14 +146,14 @@ def defaults(script: str) -> dict[str, Any]:
     except (OSError, ImportError):  # no rung of today; or it lacks Ray, for example
         return {}
     settings = fields(next(iter(hints.values())))
-    return {e.name: e.default for e in settings if not e.metadata["free"]}
+    return {e.name: e.default for e in settings if not e.metadata["may_change"]}
 
 
 def changed(run: Record) -> dict[str, Setting]:
     """The settings of a run that are not its rung's defaults."""
-    usual, told = defaults(run.script), run.settings
-    names = usual.keys() & told.keys() - {"cuda", "device"}  # which the machine tells
-    return {n: told[n] for n in names if usual[n] not in (told[n], "auto")}
+    usual, settings = defaults(run.script), run.settings
+    names = usual.keys() & settings.keys() - {"cuda", "device"}  # which the machine tells
+    return {n: settings[n] for n in names if usual[n] not in (settings[n], "auto")}
 
 
 def shared_changes(groups: Sequence[Sequence[Record]]) -> dict[str, Setting]:
@@ -173,13 +173,13 @@ def label(record: Record, groups: Sequence[Sequence[Record]], shared: Mapping[st
     """
     known, changes = defaults(record.script), changed(record)
     others = [_all_settings(group[0]) for group in groups if group[0].script == record.script]
-    told = []
+    parts = []
     for name, value in sorted(_all_settings(record).items()):
         (usual, times), *rest = Counter(o[name] for o in others if name in o).most_common()
         unusual = bool(rest) and (value != usual or rest[0][1] == times)
         if name in changes.keys() - shared.keys() or (name not in known and unusual):
-            told.append(_shown(name, value))
-    return f"{record.script} ({', '.join(told)})" if told else record.script
+            parts.append(_shown(name, value))
+    return f"{record.script} ({', '.join(parts)})" if parts else record.script
 
 
 def _all_settings(record: Record) -> dict[str, Setting]:
@@ -214,8 +214,8 @@ def is_bfloat16(run: Record) -> bool:
 def comparable(run: Record, other: Record) -> bool:
     """Whether runs of two rungs have game, precision and machine alike, and all that both set."""
     mine, theirs, both = changed(run), changed(other), run.settings.keys() & other.settings.keys()
-    alike = all(mine.get(name) == theirs.get(name) for name in both - {"amp"})
-    return alike and run.machine == other.machine and is_bfloat16(run) == is_bfloat16(other)
+    equal = all(mine.get(name) == theirs.get(name) for name in both - {"amp"})
+    return equal and run.machine == other.machine and is_bfloat16(run) == is_bfloat16(other)
 
 
 def describe(records: Sequence[Record]) -> list[str]:
@@ -223,19 +223,19 @@ def describe(records: Sequence[Record]) -> list[str]:
     machines = machines_of(records)
     bars = " or ".join(f"{bar:g}" for bar in sorted({record.bar for record in records}))
     unfinished = sum(not record.finished for record in records)
-    told = f"Runs: {len(records)}, {unfinished} of them unfinished"
+    text = f"Runs: {len(records)}, {unfinished} of them unfinished"
     threads = {int(r.machine["threads"]) for r in records if "threads" in r.machine}
-    told += f"; threads {in_rows(threads)}" * bool(threads)
+    text += f"; threads {in_rows(threads)}" * bool(threads)
     commits = sorted({record.commit for record in records} - {""})
-    told += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'not told'}"
+    text += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'not told'}"
     low = [record for record in records if is_bfloat16(record)]
     if 0 < len(low) < len(records):
         scripts = ", ".join(sorted({record.script for record in low}))
-        told += f"; {plural(len(low), 'run')} of {scripts} in bfloat16, the others in float32: "
-        told += "do not compare their FPS"
+        text += f"; {plural(len(low), 'run')} of {scripts} in bfloat16, the others in float32: "
+        text += "do not compare their FPS"
     names = [f"Machine {n}" for n in range(1, len(machines) + 1)] if machines[1:] else ["Machine"]
     described = map(join_machine, machines)
-    return [*(f"{name}: {one}" for name, one in zip(names, described, strict=True)), told]
+    return [*(f"{name}: {one}" for name, one in zip(names, described, strict=True)), text]
 
 
 def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -> dict[str, str]:
@@ -243,9 +243,9 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
     records = [record for group in groups for record in group]
     machines = machines_of(records)
     solved = [record.solved for record in runs]
-    whole_way = went_the_whole_way(next(group for group in groups if runs[0] in group))
+    whole_way = ran_to_solve(next(group for group in groups if runs[0] in group))
     certain = [one or not whole_way for one in solved]  # the others did run for so many frames
-    frames, minutes = zip(*ways_of(runs), strict=True)
+    frames, minutes = zip(*costs(runs), strict=True)
     won = summary([record.minutes for record in runs], certain, "{:,.1f}")
     unfinished = sum(not record.finished for record in runs)
     seeds = [record.seed for record in runs]
@@ -305,18 +305,18 @@ def minutes_ratio(runs: Sequence[Record], groups: Sequence[Sequence[Record]]) ->
     ]
     if len(of_01) != 1 or not all(one.solved for one in of_01[0]):
         return ""
-    theirs = median(minutes for _, minutes in ways_of(of_01[0]))
-    ratios = [minutes / theirs for _, minutes in ways_of(runs)]
+    theirs = median(minutes for _, minutes in costs(of_01[0]))
+    ratios = [minutes / theirs for _, minutes in costs(runs)]
     return bound(np.median, ratios, [record.solved for record in runs], "{:.2f}")
 
 
-def went_the_whole_way(runs: Sequence[Record]) -> bool:
+def ran_to_solve(runs: Sequence[Record]) -> bool:
     """Whether runs of one setting were started to solve Pong, not only to measure FPS."""
     limit = float(runs[0].settings.get("max_frames", 0))
     return limit == 0 or limit >= WHOLE_WAY or any(record.solved for record in runs)
 
 
-def ways_of(runs: Sequence[Record]) -> list[tuple[float, float]]:
+def costs(runs: Sequence[Record]) -> list[tuple[float, float]]:
     """The frames and minutes of each run: to the bar, or of one that is not solved, all of them."""
     return [one.to_bar if one.solved else (one.frames, one.minutes) for one in runs]
 
@@ -333,7 +333,7 @@ def bound(
     certain: Sequence[bool],
     form: str,
 ) -> str:
-    """A statistic; with ">" unless it stays what it is however late the other runs would be."""
+    """Format a statistic; ">" marks a lower bound."""
     known = np.array(values, float)
     sure = statistic(known) == statistic(np.where(certain, known, np.inf))
     return ("" if sure else "> ") + form.format(statistic(known))

@@ -31,8 +31,8 @@ def cores() -> int:
         count = len(os.sched_getaffinity(0))
     for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # v2, v1
         with suppress(OSError, ValueError):  # no such file; "max": no limit
-            told = " ".join((CONTAINER / name).read_text() for name in names)
-            quota, period = map(int, told.split())
+            text = " ".join((CONTAINER / name).read_text() for name in names)
+            quota, period = map(int, text.split())
             count = min(count, quota // period) if quota > 0 else count
     return max(1, count)
 
@@ -47,7 +47,7 @@ def memory() -> int:
 
 
 def playing_threads(games: int) -> int:
-    """Threads that play so many games of ours: more would wait longer than they play."""
+    """Number of threads for so many games of ours; more would wait longer than they play."""
     return min(cores(), 4, 1 + games // 16)
 
 
@@ -78,9 +78,9 @@ def missing_device(name: str) -> str | None:
             return f"{refused}it finds {plural(count, 'GPU')}"
         torch.ones(2, device=device).sum().item()
     except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
-        told = first_line(error)
-        advice = next((text for words, text in ADVICE.items() if words in told), "")
-        return refused + told + advice
+        message = first_line(error)
+        advice = next((text for words, text in ADVICE.items() if words in message), "")
+        return refused + message + advice
     return None
 
 

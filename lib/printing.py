@@ -1,4 +1,4 @@
-"""What a run prints: lines above a live bar, and how long it has been busy."""
+"""What a run prints: lines above a live bar, and the elapsed time."""
 
 import errno
 import os
@@ -20,11 +20,11 @@ def open_streams() -> None:
 
 
 def plural(count: int, noun: str) -> str:
-    """So many of something, in words."""
+    """A count with its noun: 1 frame, 2 frames."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def say(line: str, file: TextIO | None = None) -> None:
+def print_line(line: str, file: TextIO | None = None) -> None:
     """Print a line above the live bar; if nobody reads any more, the run goes on without it."""
     file = file or sys.stdout
     try:
@@ -39,9 +39,9 @@ def say(line: str, file: TextIO | None = None) -> None:
 
 
 @contextmanager
-def waiting(line: str) -> Iterator[None]:
-    """Say what takes long; a terminal also shows the seconds, until it is done."""
-    say(line)
+def show_elapsed(line: str) -> Iterator[None]:
+    """Print what takes long; a terminal also shows the elapsed time until it is done."""
+    print_line(line)
     done = threading.Event()
     # The cursor waits at the beginning, so that a ^C of Ctrl-C is cleared as well.
     layout = "{elapsed} (a minute or two the first time, then seconds)\r"

@@ -20,8 +20,8 @@ def resumed_seed(seed: int, frames: int) -> int:
 
 
 def game_seeds(seed: int, count: int, purpose: int = GAMES, *numbers: int) -> np.ndarray:
-    """Seeds of games, int64 (count,): 31 bits, as ALE wants, the first of them set.
+    """Seeds of games, int64 (count,), in [2**30, 2**31).
 
-    So games of a run are never those of ``lib.training.evaluation``, which have smaller seeds.
+    ALE takes 31-bit seeds, and those of ``lib.training.evaluation`` are below 2**30.
     """
     return stream(seed, purpose, *numbers).integers(2**30, 2**31, size=count)

@@ -1,4 +1,4 @@
-"""Arrays sent to the training device, and numbers fetched from it, for which nobody waits.
+"""Asynchronous copies: arrays to the training device, and numbers from it.
 
 A copy from ordinary memory to the GPU first waits until the GPU has finished all earlier work. From
 pinned memory (which the system never moves) the GPU reads the data when it is ready, and the CPU
@@ -49,8 +49,8 @@ def gather(device: torch.device, *tables: tuple[np.ndarray, np.ndarray]) -> list
     return sent
 
 
-@torch.library.custom_op("pong::rows", mutates_args=())
-def rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+@torch.library.custom_op("pong::take_rows", mutates_args=())
+def take_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """``table[numbers]``, which the compiler must not fuse with what follows.
 
     The fused loop would compute the address of every pixel, once per use: an update of 256 states
@@ -60,13 +60,13 @@ def rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     return table.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
 
 
-@rows.register_fake
+@take_rows.register_fake
 def _shape_of_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     return table.new_empty((*numbers.shape, *table.shape[1:]))
 
 
 class Download:
-    """The numbers that a tensor has now, on their way from the device; whoever reads them waits."""
+    """An asynchronous copy of a tensor, as it is now, to the CPU; to read it is to wait."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         there = is_asynchronous(tensor.device)

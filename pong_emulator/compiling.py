@@ -76,9 +76,9 @@ def kept_in(package: Path) -> Path:
         package: the folder of its files. Beside it is its ``__pycache__``, if it can be written.
     """
     # What the translation imports, and what Numba compiles anew for: another place, processor, ...
-    told = f"{__package__} {package.absolute()} {get_host_cpu_name()} "
-    told += f"{numba.__version__} {sys.implementation.cache_tag}"
-    digest = hashlib.sha256(told.encode())
+    text = f"{__package__} {package.absolute()} {get_host_cpu_name()} "
+    text += f"{numba.__version__} {sys.implementation.cache_tag}"
+    digest = hashlib.sha256(text.encode())
     for file in sorted(package.glob("*.py")):
         digest.update(file.read_bytes())
     name = "pong-" + digest.hexdigest()[:16]

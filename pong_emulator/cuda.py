@@ -235,8 +235,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         self._check_turn("send")
         actions = torch.as_tensor(actions, device=self.device)
         if actions.shape != (self.num_envs,) or actions.is_floating_point():
-            told = f"{actions.dtype} of shape {tuple(actions.shape)}"
-            raise ValueError(f"actions are integers of shape ({self.num_envs},), not {told}")
+            given = f"{actions.dtype} of shape {tuple(actions.shape)}"
+            raise ValueError(f"actions are integers of shape ({self.num_envs},), not {given}")
         actions = actions.long().contiguous()
         rewards = torch.empty(self.num_envs, dtype=torch.int32, device=self.device)
         over, cut = torch.empty((2, self.num_envs), dtype=torch.bool, device=self.device)

@@ -51,8 +51,8 @@ class Settings:
             case [first, last] if first in range(SIZE) and last in range(first + 1, SIZE + 1):
                 pass
             case _:
-                told = f"two whole numbers from 0 to {SIZE}, the first one smaller"
-                raise ValueError(f"rows is {self.rows}, and must be {told}")
+                expected = f"two whole numbers from 0 to {SIZE}, the first one smaller"
+                raise ValueError(f"rows is {self.rows}, and must be {expected}")
         if self.render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode is {self.render_mode!r}, and must be rgb_array or None")
 
@@ -62,8 +62,8 @@ def check_at_least(least: int, **numbers: int) -> None:
     for name, number in numbers.items():
         whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
         if not whole or not least <= number <= MOST:
-            told = f"must be a whole number from {least} to {MOST:,}"
-            raise ValueError(f"{name} is {number!r}, and {told}")
+            expected = f"must be a whole number from {least} to {MOST:,}"
+            raise ValueError(f"{name} is {number!r}, and {expected}")
 
 
 class BasePongVectorEnv(VectorEnv):

@@ -79,8 +79,8 @@ def ale_game(cartridge: Path | None = None) -> ALEInterface:
 
 def ale_games(games: int, **settings: Any) -> AtariVectorEnv:
     """ALE's vector environment, with settings of ``PongVectorEnv``."""
-    told = {ALE_NAMES.get(name, name): value for name, value in settings.items()}
-    return AtariVectorEnv("pong", games, autoreset_mode=AutoresetMode.SAME_STEP, **told)
+    keywords = {ALE_NAMES.get(name, name): value for name, value in settings.items()}
+    return AtariVectorEnv("pong", games, autoreset_mode=AutoresetMode.SAME_STEP, **keywords)
 
 
 def compare_frames(player: Player, frames: int, ram: dict[int, int] | None = None) -> Counter:
@@ -165,5 +165,5 @@ def compare_results(where: str, theirs: tuple[Any, ...], own: tuple[Any, ...]) -
 
 def _same(where: str, what: str, theirs: Any, own: Any) -> None:
     if not np.array_equal(own, theirs):  # a tenth of the time
-        told = f"{where}: {what} differ, ALE's are the second"
-        np.testing.assert_array_equal(own, theirs, told, strict=True)
+        message = f"{where}: {what} differ, ALE's are the second"
+        np.testing.assert_array_equal(own, theirs, message, strict=True)

@@ -125,8 +125,8 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 def run_python(*command: object, cwd: Path = ROOT, **env: str) -> Any:
     """Run Python to its end; other programs may use the cores, so it may take its time."""
-    told = {"capture_output": True, "text": True, "timeout": 600, "env": os.environ | env}
-    return subprocess.run([sys.executable, *map(str, command)], cwd=cwd, **told)
+    keywords = {"capture_output": True, "text": True, "timeout": 600, "env": os.environ | env}
+    return subprocess.run([sys.executable, *map(str, command)], cwd=cwd, **keywords)
 
 
 def run_rung(script: str, folder: Path, *flags: str) -> Any:
@@ -188,16 +188,16 @@ def trained(tmp_path_factory, request, program) -> Callable[[str], Ended]:
         if script in SPEEDRUNS[1:]:
             request.getfixturevalue("console")
         place = folder / f"trained-{script}"
-        told = place.with_suffix(".json")
+        kept = place.with_suffix(".json")
         with FileLock(place.with_suffix(".lock")):  # one worker trains, the others wait
-            if not told.exists():
+            if not kept.exists():
                 if script in (*PARALLEL, "08_recompiled_pong"):
                     ran = run_rung(script, place, *short_run(script))
                     ended = ran.returncode, ran.stdout, ran.stderr
                 else:
                     ended = program(script, "--run-dir", place, *short_run(script))[:3]
-                told.write_text(json.dumps(ended))
-        code, out, error = json.loads(told.read_text())
+                kept.write_text(json.dumps(ended))
+        code, out, error = json.loads(kept.read_text())
         assert code == 0, error
         (run,) = place.iterdir()
         return Ended(code, out, error, run)

@@ -258,7 +258,7 @@ _setup_privateuseone_for_python_backend(NAME, gpu)
 def in_place_of_cuda() -> Iterator[FakeGpu]:
     """Within, the project takes the fake for an NVIDIA GPU, and compiles nothing."""
     gpu.restart()
-    gpu_checks.left_out.clear()
+    gpu_checks.fallbacks.clear()
     with pytest.MonkeyPatch.context() as patch, Everything():
         patch.setattr(transfer, "ASYNCHRONOUS", (NAME,))
         patch.setattr(torch, "compile", lambda function, **_: function)

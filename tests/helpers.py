@@ -23,7 +23,7 @@ from lib.envs.experience import Episode, Transitions
 from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import VectorStep
 from lib.learning.compiled_update import CompiledUpdate
-from lib.learning.dqn_model import DQN, adam
+from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.learning.schedules import LinearSchedule
@@ -33,7 +33,7 @@ from lib.parallel.player import ExperienceQueue
 from lib.training.events import PlayEvents
 from lib.training.handlers import attach_handlers
 from lib.training.options import ReplayOptions
-from lib.training.play import replay_batches
+from lib.training.play import batch_generator
 from lib.training.run import Run
 
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
@@ -90,7 +90,7 @@ def play_episodes(
             engine.add_event_handler(*on)
         for event in (PlayEvents.EPISODE_COMPLETED, PlayEvents.SOLVED):
             engine.add_event_handler(event, lambda _, name=event.value: fired.append(name))
-        batches = replay_batches(engine, stream(rewards), buffer, options.replay_initial, 4)
+        batches = batch_generator(engine, stream(rewards), buffer, options.replay_initial, 4)
         state = engine.run(batches)
     return state, fired
 
@@ -101,8 +101,8 @@ def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 def listed(run: Path) -> dict[str, object]:
     """The settings of a run in TensorBoard's HPARAMS tab."""
-    told = read_events(run).summary_metadata
-    parts = {name: HParamsPluginData.FromString(told[name].plugin_data.content) for name in told}
+    tags = read_events(run).summary_metadata
+    parts = {name: HParamsPluginData.FromString(tags[name].plugin_data.content) for name in tags}
     settings = parts["_hparams_/session_start_info"].session_start_info.hparams
     columns = parts["_hparams_/experiment"].experiment
     assert {info.name for info in columns.hparam_infos} >= {"envs", *settings}
@@ -257,7 +257,8 @@ def plain_updates(
     adam_epsilon: float = 1e-8,
 ) -> list[float]:
     """The losses of a plain DQN that learns from the same batch again and again."""
-    target, optimizer = copy.deepcopy(network), adam(network, learning_rate, adam_epsilon)
+    target = copy.deepcopy(network)
+    optimizer = torch.optim.Adam(network.parameters(), learning_rate, eps=adam_epsilon, fused=True)
     losses = []
     for number in range(1, count + 1):
         optimizer.zero_grad()

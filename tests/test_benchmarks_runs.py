@@ -58,15 +58,15 @@ def test_a_rung_is_taken_apart(tmp_path) -> None:
     command = ["breakdown", "03", "--updates", "5", "--out", str(tmp_path)]
     assert main([*command, "--", "--batch-size", "2"]) == 0
     with open(tmp_path / "breakdown.csv", newline="") as file:
-        told = {
+        found = {
             (row["who"], row["part"]): float(row["ms per frame"]) for row in csv.DictReader(file)
         }
     shared, player = {"waiting", REST}, {"environment", "wrappers", "choosing actions", "sending"}
     learner = {"storing", "sampling", "forward", "backward", "optimizer", "update"}
     learner |= {"logging and handlers"}
-    assert {part for who, part in told if who == "main process"} == learner | shared
-    assert {part for who, part in told if who == "player process"} == player | shared
-    assert min(told.values()) > 0
+    assert {part for who, part in found if who == "main process"} == learner | shared
+    assert {part for who, part in found if who == "player process"} == player | shared
+    assert min(found.values()) > 0
     for picture in ("timeline.png", "breakdown.png"):
         assert (tmp_path / picture).stat().st_size > 10_000
 
@@ -84,11 +84,11 @@ def test_seeds_run_through_all_rungs_and_values(rungs, capfd) -> None:
     flags = ["--seeds", "5-6", "6", "--vary", "max-pool", "off", "on"]
     folder = ["--run-dir", str(rungs / "runs")]
     assert main(["ladder", "--rungs", "02", "07", *flags, *folder, "--", "--amp"]) == 0
-    told = [line for line in capfd.readouterr().out.splitlines() if line.startswith("--")]
+    found = [line for line in capfd.readouterr().out.splitlines() if line.startswith("--")]
     short = "--max-frames 10000 --epsilon-frames 1"
     filled = f"{short} --replay-initial 2000"
     values = [f"{flags} --{no}max-pool --amp" for flags in (filled, short) for no in ("no-", "")]
-    assert told == [f"{flags} --seed {seed}" for seed in (5, 6) for flags in values]
+    assert found == [f"{flags} --seed {seed}" for seed in (5, 6) for flags in values]
     # One seed where something varies; how many runs, and how long, is told before they start.
     assert main(["ladder", "--rungs", "02", "--vary", "envs", "1", "2", "--solve", *folder]) == 0
     out = capfd.readouterr().out
@@ -161,11 +161,11 @@ def test_bad_arguments_are_one_line_and_exit_code_2(capsys) -> None:
 
 def test_the_innermost_part_counts_but_choosing_actions_is_one() -> None:
     update = Span("update", 30, 90), Span("forward", 40, 60), Span("waiting", 0, 25)
-    told = [(part, end) for part, _, end in innermost(update, 10, 80)]
-    assert told == [("waiting", 15), (REST, 20), ("update", 30), ("forward", 50), ("update", 70)]
+    found = [(part, end) for part, _, end in innermost(update, 10, 80)]
+    assert found == [("waiting", 15), (REST, 20), ("update", 30), ("forward", 50), ("update", 70)]
     chosen = Span("choosing actions", 0, 60), Span("forward", 10, 50), Span("environment", 60, 99)
-    told = [part for part, _, _ in innermost(chosen, 0, 80)]
-    assert told == ["choosing actions"] * 3 + ["environment"]
+    found = [part for part, _, _ in innermost(chosen, 0, 80)]
+    assert found == ["choosing actions"] * 3 + ["environment"]
 
 
 @pytest.fixture(autouse=True)
@@ -193,12 +193,12 @@ def measured_ways(part: str, folder: Path) -> dict[str, list[str]]:
     flags = "--repeats 1 --milliseconds 1 --batch-size 2 --envs 2 --transitions 60"
     assert main(["techniques", "--only", part, *flags.split(), "--out", str(folder)]) == 0
     (file,) = folder.glob("techniques-*.csv")
-    told = defaultdict(list)
+    found = defaultdict(list)
     for row in csv.DictReader(file.read_text().splitlines()):
         figure = re.fullmatch(r"[\d,]+\.\d{3}", row["measured"])
-        told["measured" if figure and row["gain"] else row["measured"]].append(row["way"])
+        found["measured" if figure and row["gain"] else row["measured"]].append(row["way"])
     assert file.with_suffix(".png").stat().st_size > 10_000
-    return told
+    return found
 
 
 # Part -> ways that are measured on a CPU, and ways that need a GPU.
@@ -211,17 +211,17 @@ WAYS |= {"details": (5, 0)}
 @pytest.mark.parametrize("part", techniques.PARTS)
 def test_each_technique_is_measured_or_says_why_not(part, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda net: net)
-    told = measured_ways(part, tmp_path)
-    assert (len(told.pop("measured", ())), len(told.pop("not run: no GPU here", ()))) == WAYS[part]
-    assert not told
+    ways = measured_ways(part, tmp_path)
+    assert (len(ways.pop("measured", ())), len(ways.pop("not run: no GPU here", ()))) == WAYS[part]
+    assert not ways
 
 
 @pytest.mark.parametrize("part", ["compilation", "copies"])
 def test_on_a_gpu_all_ways_are_measured(part, tmp_path, monkeypatch) -> None:
     with in_place_of_cuda():
         monkeypatch.setattr(techniques, "chosen_device", lambda cuda: torch.device(NAME))
-        told = measured_ways(part, tmp_path)
-    assert [*told] == ["measured"], told
+        ways = measured_ways(part, tmp_path)
+    assert [*ways] == ["measured"], ways
 
 
 @pytest.mark.usefixtures("console")

@@ -34,10 +34,10 @@ def write_run(
     run = folder / f"{script}-pong-seed{seed}-{len(list(folder.glob('*')))}"
     games = zip(*((*values, values[-1], 1_000) for values in episodes), strict=True)
     curves = dict(zip(["time_passed", "frames", "avg_reward", "reward", "steps"], games))  # noqa: B905
-    told = {f"episodes/{name}": values for name, values in curves.items()} | (scalars or {})
+    tags = {f"episodes/{name}": values for name, values in curves.items()} | (scalars or {})
     with SummaryWriter(run) as writer:
         write_settings(run, SETTINGS | settings | {"seed": seed, "script": script} | machine)
-        for tag, values in told.items():
+        for tag, values in tags.items():
             for number, value in enumerate(values, start=1):
                 writer.add_scalar(tag, value, number)
         for name, value in (outcome or {}).items():
@@ -145,8 +145,8 @@ def test_lines_tell_machines_and_unusual_settings_apart(tmp_path: Path) -> None:
         solved_run(tmp_path, "09", machine=MACHINE | {"threads": threads})
     solved_run(tmp_path, "10", machine=MACHINE | {"cpu": "another"})
     table = table_of(tmp_path)
-    told = ["02 (steps 4)", "02 (steps 2)", "07", "07 (stack 4)", "07 (gamma 0.97)"]
-    assert column(table, "rung") == [*told, "09 (threads 1)", "09 (threads 2)", "10"]
+    labels = ["02 (steps 4)", "02 (steps 2)", "07", "07 (stack 4)", "07 (gamma 0.97)"]
+    assert column(table, "rung") == [*labels, "09 (threads 1)", "09 (threads 2)", "10"]
     assert column(table, "machine") == ["1"] * 7 + ["2"]  # one and two threads are one machine
 
 
@@ -230,7 +230,7 @@ def test_it_says_when_precisions_stand_side_by_side(tmp_path: Path) -> None:
     solved_run(tmp_path / "both", "07_speedrun", precision="bfloat16")
     solved_run(tmp_path / "one", "01_baseline", amp=True)
     solved_run(tmp_path / "one", "07_speedrun", precision="bfloat16")
-    for folder, told in (("both", True), ("one", False)):
+    for folder, expected in (("both", True), ("one", False)):
         table_of(tmp_path / folder)
         notes = (tmp_path / folder / "table.md").read_text()
-        assert ("07_speedrun in bfloat16, the others in float32" in notes) == told
+        assert ("07_speedrun in bfloat16, the others in float32" in notes) == expected

@@ -10,8 +10,8 @@ import torch
 from helpers import ACTIONS, SHAPE, functional_updates, make_batch, plain_updates
 
 from lib.envs.experience import Transitions
-from lib.gpu_checks import left_out
-from lib.learning.compiled_update import CapturedForward, compiled_way
+from lib.gpu_checks import fallbacks
+from lib.learning.compiled_update import CapturedForward, try_compile
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN
 from lib.learning.weights import AveragedWeights
@@ -52,8 +52,8 @@ def test_a_compiled_sample_has_the_rows_of_the_plain_one() -> None:
         torch.manual_seed(0)
         return way()
 
-    compiled = compiled_way("sample", plain, buffer.device)
-    assert compiled is not plain, left_out
+    compiled = try_compile("sample", plain, buffer.device)
+    assert compiled is not plain, fallbacks
     assert torch.equal(drawn := rows(compiled), rows(plain))
     assert len(drawn.unique()) > 300
     sys.setprofile(lambda *_: None)  # then torch looks at its guards
@@ -79,18 +79,18 @@ def test_the_average_of_the_weights_follows_them_and_plays():
     gradients = {name: torch.randn_like(copy) for name, copy in net.compute.items()}
     expected = {name: weight.detach().clone() for name, weight in net.weights.items()}
     for share in (1.0, 0.5, 0.1):
-        net.averaging.fill_(share)
+        net.ema_step.fill_(share)
         net.adam(gradients)
         for name, weight in net.weights.items():
             expected[name] += share * (weight.detach() - expected[name])
             torch.testing.assert_close(net.ema[name], expected[name])
     resumed = AveragedWeights(DQN(*small), torch.bfloat16, 1e-2)
     resumed.load_state_dict(copy.deepcopy(net.state_dict()))
-    ema, acting = net.named(net.ema), net.named(net.acting)
+    ema, acting = net.named(net.ema), net.named(net.ema_compute)
     for name, weight in net.agent().state_dict().items():
         assert torch.equal(weight, ema[name])
         assert torch.equal(acting[name], weight.bfloat16())
-    assert torch.equal(resumed.acting["low"], net.acting["low"])
+    assert torch.equal(resumed.ema_compute["low"], net.ema_compute["low"])
     assert torch.equal(resumed.compute["low"], net.compute["low"])
 
 
@@ -102,6 +102,6 @@ def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch
     monkeypatch.delenv("CXX", raising=False)
     result = program("06_compiled_update", "--run-dir", tmp_path / "runs", *flags)
     assert (result.code, result.error) == (0, "")
-    told = [line for line in result.out.splitlines() if line.startswith("left out: ")]
-    assert len(told) == 1
-    assert "the compiled update (compiling needs g++" in told[0]
+    found = [line for line in result.out.splitlines() if line.startswith("left out: ")]
+    assert len(found) == 1
+    assert "the compiled update (compiling needs g++" in found[0]

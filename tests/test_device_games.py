@@ -30,7 +30,7 @@ def test_states_rewards_ends_and_games_are_those_of_the_cpu():
         actions = random.integers(3, size=GAMES)
         here.send(actions)
         mine, its = here.recv(), there.step(torch.from_numpy(actions))
-        for one, other in zip((mine.rewards, mine.ended), its, strict=True):
+        for one, other in zip((mine.rewards, mine.done), its, strict=True):
             assert np.array_equal(one, other.numpy())
             assert str(one.dtype) in str(other.dtype)
         games.append([game for game in mine.episodes if game])

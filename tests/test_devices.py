@@ -51,7 +51,7 @@ def test_precision_follows_from_the_gpu(monkeypatch, gpus, capability, precision
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert choose_precision(torch.device("cuda")) == precision
     assert parse(PrecisionOptions, "", ["--cuda"]).precision == precision
-    refused = CommonOptions(cuda=True, amp=True).why_invalid()
+    refused = CommonOptions(cuda=True, amp=True).validation_error()
     assert refused is None if precision == "bfloat16" else "no units for bfloat16" in refused
     # On Apple's GPU nothing is compiled, and bfloat16 is not the default.
     assert parse(PrecisionOptions, "", ["--device", "mps"]).precision == "float32"
@@ -64,12 +64,12 @@ def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus):
     assert "'xpu' is not cpu, cuda" in missing_device("xpu")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert "the GPU mps: it finds none" in missing_device("mps")
-    for fault, told in (
+    for fault, message in (
         (AssertionError("Torch not compiled with CUDA enabled"), "install a torch for CUDA"),
         (torch.AcceleratorError("CUDA error: no kernel image\nCUDA"), "image; install a torch for"),
     ):
         monkeypatch.setattr(torch, "ones", Mock(side_effect=fault))
-        assert told in one_line(missing_device("cuda"))
+        assert message in one_line(missing_device("cuda"))
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_the_gpu_that_is_asked_for_becomes_the_current_one(flags, number, monkey
 
 def test_a_full_gpu_is_one_line():
     error = "CUDA out of memory. Tried to allocate 1 GiB. GPU 0 has a total capacity of 1 GiB. ..."
-    told = describe_device_error(torch.OutOfMemoryError(error))
-    assert told.startswith("CUDA out of memory. Tried to allocate")
-    assert told.endswith("--replay-size may fit")
+    message = describe_device_error(torch.OutOfMemoryError(error))
+    assert message.startswith("CUDA out of memory. Tried to allocate")
+    assert message.endswith("--replay-size may fit")
 
 
 def test_a_player_acts_where_it_can_reach_the_weights(monkeypatch, gpus):
@@ -98,7 +98,7 @@ def test_a_player_acts_where_it_can_reach_the_weights(monkeypatch, gpus):
     monkeypatch.setattr("sys.platform", "win32")
     windows = parse(PlayerOptions, "", ["--cuda"])
     assert (windows.training_device, windows.player_device) == (torch.device("cuda"), "cpu")
-    assert all("the CPU" in [*options.remarks()][-1] for options in (apple, windows))
+    assert all("the CPU" in [*options.notices()][-1] for options in (apple, windows))
 
 
 @pytest.mark.skipif(cores() < (os.cpu_count() or 1), reason="a container's others are not seen")
@@ -121,16 +121,16 @@ def test_a_container_may_count_its_cores_anew_and_limit_them_and_memory(monkeypa
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
     for limit in (tmp_path / "cpu.max", tmp_path / "cpu" / "cpu.cfs_quota_us"):
         one = "100000" if limit.parent == tmp_path else ""  # version 2 has both in one file
-        for told, count in (("max", 2), ("-1", 2), ("150000", 1), ("50000", 1)):
-            limit.write_text(f"{told} {one}")
+        for text, count in (("max", 2), ("-1", 2), ("150000", 1), ("50000", 1)):
+            limit.write_text(f"{text} {one}")
             assert cores() == free_cores() == count
         limit.unlink()
     for limit in (tmp_path / "memory.max", tmp_path / "memory" / "memory.limit_in_bytes"):
         limit.write_text("max\n")
-        assert ReplayOptions(replay_size=10**6, env="Pong").why_invalid().startswith("--env")
+        assert ReplayOptions(replay_size=10**6, env="Pong").validation_error().startswith("--env")
         limit.write_text(f"{2 * 2**30}\n")
-        told = (
+        text = (
             "--replay-size: 1,000,000 transitions take 7.1 GiB, this machine or container has 2.0"
         )
-        assert ReplayOptions(replay_size=10**6).why_invalid().startswith(told)
+        assert ReplayOptions(replay_size=10**6).validation_error().startswith(text)
         limit.unlink()

@@ -126,15 +126,15 @@ def test_comparison(a: int, b: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [
         ("08", "PHP does not push into"),  # with the stack in RAM
         ("0E 00 F0", None),  # ASL absolute is not among Pong's instructions
         ("8D 00 F0", "the operand of F000 STA F000 is not translated"),
     ],
 )
-def test_what_is_not_translated_is_said(code: str, told: str | None) -> None:
-    with pytest.raises(EmulatorError if told else KeyError, match=told):
+def test_what_is_not_translated_is_said(code: str, message: str | None) -> None:
+    with pytest.raises(EmulatorError if message else KeyError, match=message):
         translate(program(code))
 
 

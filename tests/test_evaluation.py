@@ -26,7 +26,7 @@ from lib.training.evaluation import (
     make_games,
     play_game,
     play_games,
-    try_agent,
+    run_trial,
 )
 from lib.training.options import WrapperOptions
 from lib.training.run import Run
@@ -34,7 +34,7 @@ from lib.training.speedrun_options import EmulatorOptions, SpeedrunOptions
 from lib.training.terminal import Terminal
 from pong_emulator.threads import ThreadedPongVectorEnv
 
-PONG = EmulatorOptions(trial_games=3).settled()
+PONG = EmulatorOptions(trial_games=3).resolved()
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def plays_badly(states: torch.Tensor) -> torch.Tensor:
 def test_a_trial_ends_with_a_lost_game_or_a_signal(interrupted, run):
     engine = Mock(state=SimpleNamespace(frames=0))
     run.signal = signal.SIGINT if interrupted else None
-    trial = try_agent(plays_badly, engine, run)
+    trial = run_trial(plays_badly, engine, run)
     assert (trial.games, trial.won, trial.passed) == (3, 0, False)
     assert trial.decided != interrupted
     assert (engine.fire_event.call_count > 700) != interrupted  # once a step, for the terminal
@@ -163,10 +163,10 @@ def test_every_trial_has_games_of_its_own_and_starts_that_training_has_not(run, 
         raise LookupError
 
     monkeypatch.setattr(ThreadedPongVectorEnv, "reset", note)
-    run.hp = replace(PONG, trial_games=64)
+    run.params = replace(PONG, trial_games=64)
     for frames in (0, 1):
         with pytest.raises(LookupError):
-            try_agent(plays_badly, SimpleNamespace(state=SimpleNamespace(frames=frames)), run)
+            run_trial(plays_badly, SimpleNamespace(state=SimpleNamespace(frames=frames)), run)
     (one, longest), (other, _) = trials
     assert not one & other
     assert 29 < longest <= 59  # FIRE is one of these emulated frames
@@ -186,7 +186,7 @@ ALL_BUT_ONE = [20.0] * 63
 
 
 @pytest.mark.parametrize(
-    ("rewards", "passed", "told"),
+    ("rewards", "passed", "message"),
     [
         ([*ALL_BUT_ONE, -3.0], False, "won 63 of 64 new games, lost one by 3 points; training"),
         ([*ALL_BUT_ONE, 0.0], False, "won 63 of 64 new games, mean 19.7; training goes on"),
@@ -194,18 +194,18 @@ ALL_BUT_ONE = [20.0] * 63
         ([*ALL_BUT_ONE, 1.0], True, "won 64 of 64 new games, mean 19.7\n"),
     ],
 )
-def test_all_games_must_be_won_with_a_mean_of_stop_reward(rewards, passed, told, run, capsys):
-    trial = Trial(64, rewards, run.hp.stop_reward)
+def test_all_games_must_be_won_with_a_mean_of_stop_reward(rewards, passed, message, run, capsys):
+    trial = Trial(64, rewards, run.params.stop_reward)
     assert (trial.decided, trial.passed) == (True, passed)
     state = SimpleNamespace(trial=trial)
-    Terminal(run).tried(SimpleNamespace(state=state, should_terminate=False))
-    assert f"trial: {told}" in capsys.readouterr().out
+    Terminal(run).trial_completed(SimpleNamespace(state=state, should_terminate=False))
+    assert f"trial: {message}" in capsys.readouterr().out
 
 
 def test_training_goes_on_until_a_trial_is_passed(tmp_path, monkeypatch, capsys):
     ends = [*[20.0] * 5, -1.0], [20.0], [19.5] * 64
     trials = iter([Trial(64, rewards, 17.0) for rewards in ends])
-    monkeypatch.setattr(handlers, "try_agent", lambda agent, engine, run: next(trials))
+    monkeypatch.setattr(handlers, "run_trial", lambda agent, engine, run: next(trials))
     rewards = [10.0] + [20.0] * 200
     state, fired = play_episodes(tmp_path, rewards, agent=lambda: plays_badly)
     # The average of 10 and twenties is 17 after 60 games; a trial comes 25 games after another one.

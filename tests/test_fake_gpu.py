@@ -27,7 +27,7 @@ from helpers import fail_to_open, listed, updates_of, watch
 from ignite.engine import Engine, Events
 
 import pong_emulator
-from lib.gpu_checks import left_out
+from lib.gpu_checks import fallbacks
 from lib.learning import compiled_update
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import Player
@@ -81,7 +81,7 @@ def test_a_rung_learns_the_same_and_waits_for_its_actions_alone(script, tmp_path
     settings |= {"precision": "float32"} if script[:2] in ("06", "07") else {}
     with in_place_of_cuda():
         losses, waits = train(script, tmp_path, NAME, **settings)
-    assert left_out == []
+    assert fallbacks == []
     agent = "Exploration" if script == "07_speedrun" else "EpsilonGreedyAgent"
     assert waits == {f"agents.py {agent}.__call__"}  # an action is known to be played
     if script != "07_speedrun":  # which orders its rollouts with another generator there
@@ -148,13 +148,15 @@ def pong(num_envs: int, kind: type = Console, *, device: Any = "cpu", **settings
 def test_thousands_of_games_are_a_launch_for_each_step(tmp_path, monkeypatch):
     script, games = "10_thousands_of_games", []
     module = importlib.import_module(script)
-    announce = module.announce
-    monkeypatch.setattr(module, "announce", lambda *args: games.extend(args[2]) or announce(*args))
+    record_frames = module.record_frames
+    monkeypatch.setattr(
+        module, "record_frames", lambda *args: games.extend(args[2]) or record_frames(*args)
+    )
     monkeypatch.setattr(pong_emulator, "PongVectorEnv", pong)
     settings = {"envs": 2, "batch_size": 20, "epochs": 2, "precision": "float32"}
     with in_place_of_cuda():
         losses, waits = train(script, tmp_path, NAME, **settings)
-    assert left_out == []
+    assert fallbacks == []
     assert waits == set()
     assert gpu.launches < 6 * 35  # rollouts of 10 steps, each with two updates
     assert [game.steps for game in games] == [10] * 10  # none of the last rollout
@@ -210,8 +212,8 @@ def assert_said(expected: list[str], printed: str, folder: Path) -> None:
     assert len(lines) == len(expected), printed
     assert all(said in line for line, said in zip(lines, expected, strict=True)), lines
     assert "Traceback" not in printed
-    assert listed(folder)["left_out"] == "; ".join(left_out)
-    assert lines == [f"left out: {told}" for told in left_out]
+    assert listed(folder)["left_out"] == "; ".join(fallbacks)
+    assert lines == [f"left out: {reason}" for reason in fallbacks]
 
 
 def test_an_update_goes_on_without_what_fails(tmp_path, capsys):
@@ -267,13 +269,13 @@ def test_games_go_on_without_what_fails(kind, expected, tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize(
-    ("refuse", "told"),
+    ("refuse", "message"),
     [
         (no_sharing, "CUDA error: this GPU shares no memory with another process"),
         (lambda _: (fail_to_open, ()), "the player failed: RuntimeError: CUDA error: invalid res"),
     ],
 )
-def test_a_player_that_cannot_share_acts_on_the_cpu(refuse, told, tmp_path, capfd):
+def test_a_player_that_cannot_share_acts_on_the_cpu(refuse, message, tmp_path, capfd):
     ForkingPickler.register(GpuTensor, refuse)
     try:
         with in_place_of_cuda():
@@ -283,4 +285,4 @@ def test_a_player_that_cannot_share_acts_on_the_cpu(refuse, told, tmp_path, capf
         ForkingPickler.register(GpuTensor, no_sharing)
     assert waits == set()  # neither for updates, nor for the copy that the player acts with
     out, err = capfd.readouterr()
-    assert_said([f"the player on the GPU, it acts on the CPU: {told}"], out + err, tmp_path)
+    assert_said([f"the player on the GPU, it acts on the CPU: {message}"], out + err, tmp_path)

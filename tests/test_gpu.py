@@ -14,7 +14,7 @@ import torch
 from conftest import read_events, run_rung
 from helpers import ACTIONS, QUICK, SHAPE, functional_updates, make_batch, plain_updates
 
-from lib.gpu_checks import left_out
+from lib.gpu_checks import fallbacks
 from lib.learning.compiled_update import CapturedForward
 from lib.learning.dqn_model import DQN
 from lib.learning.replay_buffer import Batch
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an 
 @pytest.fixture(autouse=True)
 def nothing_is_left_out():
     prepare_torch(0)
-    left_out.clear()
+    fallbacks.clear()
     yield
-    assert left_out == []
+    assert fallbacks == []
 
 
 def orphans() -> set[str]:

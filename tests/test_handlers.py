@@ -19,7 +19,7 @@ from lib.training.events import PlayEvents
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import ReplayOptions
-from lib.training.play import replay_batches
+from lib.training.play import batch_generator
 from lib.training.run import Run, Terminated, end_on_signals
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_solved_before_the_first_update_or_without_a_goal(goal, solve
 
 @pytest.mark.parametrize("averaged", [False, True])
 def test_a_network_whose_first_layer_stands_still_has_died(averaged, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(handlers, "LOOK_EVERY", 10)
+    monkeypatch.setattr(handlers, "CHECK_EVERY", 10)
     dqn = small()
     net = AveragedWeights(dqn, torch.float32, 1e-4) if averaged else dqn
     first = net.weights["low"] if averaged else dqn.conv[0].weight.data
@@ -129,13 +129,13 @@ def test_a_closed_terminal_ends_the_program_but_not_under_nohup(ignored, ends):
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "message"),
     [
         (signal.SIGINT, "no games after training: the run was interrupted"),
         (signal.SIGTERM, "the games after training were cut short"),
     ],
 )
-def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, console, ends):
+def test_an_interrupted_run_that_is_solved_stays_solved(number, message, tmp_path, console, ends):
     """Ctrl-C arrives while it solves the game, and SIGTERM in the games after training."""
 
     def interrupting(states: torch.Tensor) -> torch.Tensor:
@@ -151,7 +151,7 @@ def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, 
         if number == signal.SIGINT:
             engine.add_event_handler(PlayEvents.SOLVED, lambda: signal.raise_signal(number))
         buffer = ReplayBuffer(100, (2, 84, 84))
-        state = engine.run(replay_batches(engine, stream([20.0]), buffer, 5, 4))
+        state = engine.run(batch_generator(engine, stream([20.0]), buffer, 5, 4))
         evaluate(interrupting, run)
         return state
 
@@ -159,7 +159,7 @@ def test_an_interrupted_run_that_is_solved_stays_solved(number, told, tmp_path, 
     (*games, line, freed, _, last) = run.out.splitlines()
     reached = games.index("avg_reward 17 after 10 frames and 0 seconds")
     assert games[reached - 1].startswith("episode     1  reward   20")
-    assert (run.code, line, freed) == (0, told, "freed")
+    assert (run.code, line, freed) == (0, message, "freed")
     assert last == "solved in 0:00:00, after 1 episode, 10 frames and 5 updates"
     (folder,) = tmp_path.iterdir()
     events = read_events(folder)

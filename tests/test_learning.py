@@ -10,11 +10,11 @@ from helpers import Catch
 from ignite.handlers import TensorboardLogger
 from torch import nn
 
-from lib.learning.agents import EpsilonGreedyAgent, Exploration, drawn, epsilon_greedy
+from lib.learning.agents import EpsilonGreedyAgent, Exploration, epsilon_greedy, sample_softmax
 from lib.learning.dqn_model import DQN, BlockConv2d, DuelingDQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
-from lib.learning.schedules import LinearSchedule, Progress, ProgressSchedule, maximum
+from lib.learning.schedules import LinearSchedule, ProgressSchedule, WinRate, maximum
 from lib.training.evaluation import choose
 from lib.training.machine import prepare_torch
 from lib.training.run import Run
@@ -57,11 +57,11 @@ def test_near_ties_are_broken_at_random_and_clear_choices_stay():
     random = np.random.default_rng(0)
     games = values.expand(4_000, 3)
     played = choose(games.numpy(), 0.0, 0.01, [random] * 4_000)
-    for actions in (drawn(games, 0.01), torch.from_numpy(played)):
+    for actions in (sample_softmax(games, 0.01), torch.from_numpy(played)):
         shares = torch.bincount(actions, minlength=3) / 4_000
         torch.testing.assert_close(shares, (values / 0.01).softmax(0), rtol=0, atol=0.03)
         assert shares[2] == 0  # once in 80,000 times
-    assert drawn(values.expand(100, 3), 0.0).eq(1).all()
+    assert sample_softmax(values.expand(100, 3), 0.0).eq(1).all()
     assert choose(values[None].numpy(), 0.0, 0.0, [random]) == [1]
 
 
@@ -97,22 +97,22 @@ def test_bellman_loss_by_hand():
 
 
 def test_a_schedule_follows_the_share_of_points_won() -> None:
-    progress = Progress(points=100)
-    rate = ProgressSchedule(4e-4, 1e-4, progress)
-    progress.add(0, 10)
-    progress.add(1, 0)
+    win_rate = WinRate(points=100)
+    rate = ProgressSchedule(4e-4, 1e-4, win_rate)
+    win_rate.add(0, 10)
+    win_rate.add(1, 0)
     assert rate(10**6) == 4e-4
-    assert progress.share == pytest.approx(0.01)
-    progress.share = 0.6  # half way
+    assert win_rate.value == pytest.approx(0.01)
+    win_rate.value = 0.6  # half way
     assert rate(0) == pytest.approx(2e-4)
     for _ in range(20):
-        progress.add(50, 0)
+        win_rate.add(50, 0)
     assert rate(0) == pytest.approx(1e-4)
-    progress.set_back()
-    assert progress.share == 0.7
-    progress.share = 0.6  # a trial that was lost sooner
-    progress.set_back()
-    assert progress.share == 0.6
+    win_rate.cap(0.7)
+    assert win_rate.value == 0.7
+    win_rate.value = 0.6  # a trial that was lost sooner
+    win_rate.cap(0.7)
+    assert win_rate.value == 0.6
 
     by_frame = ProgressSchedule(4e-4, 1e-4, LinearSchedule(0, 1, 1_000))
     values = [by_frame(frame) for frame in (0, 300, 600, 900, 10**9)]

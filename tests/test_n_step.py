@@ -77,7 +77,7 @@ def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message
     rung = options_of("09_many_machines")
     settings = {"envs": 4, "message_steps": 10, "stack": STACK, "n_steps": N_STEPS}
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
-    options = next(one for one in sizes if "--replay-size" not in (one.why_invalid() or ""))
+    options = next(one for one in sizes if "--replay-size" not in (one.validation_error() or ""))
     buffer = MessageReplayBuffer(options.replay_size, (STACK, *SIZE))
     for message in play_messages(messages=30, steps=10, games=4)[1]:
         buffer.extend(message)

@@ -47,8 +47,8 @@ def test_all_arrives_in_order_and_is_kept_when_the_player_is_lost():
 
 
 def test_what_the_player_failed_with_is_told_in_one_line():
-    told = r"RuntimeError: the emulator is on fire \(test_player"
-    with pytest.raises(Failure, match=told), Player(fail, (), 8) as player:
+    message = r"RuntimeError: the emulator is on fire \(test_player"
+    with pytest.raises(Failure, match=message), Player(fail, (), 8) as player:
         list(player)
 
 
@@ -58,8 +58,8 @@ def hang(queue: ExperienceQueue) -> None:
 
 
 def test_a_player_that_sends_nothing_is_given_up():
-    told = "sent nothing for 1 seconds"
-    with pytest.raises(Failure, match=told), Player(hang, (), 8, timeout=1) as player:
+    message = "sent nothing for 1 seconds"
+    with pytest.raises(Failure, match=message), Player(hang, (), 8, timeout=1) as player:
         assert len([step for steps in player for step in steps]) == 1
 
 

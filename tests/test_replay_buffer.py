@@ -35,7 +35,7 @@ class NaiveModel:
     def append(self, new: Transitions) -> None:
         first_frames = iter(new.first_frames)
         for env, frame in enumerate(new.frames):
-            if new.begins[env]:
+            if new.episode_starts[env]:
                 self.states[env] = [next(first_frames)] * self.stack
             state = self.states[env]
             self.states[env] = [*state[1:], frame]
@@ -56,10 +56,10 @@ class Stream:
     """Makes steps of so many environments; every frame shows a number of its own."""
 
     def __init__(self, envs: int) -> None:
-        self.frames, self.begins = count(), np.ones(envs, dtype=bool)
+        self.frames, self.episode_starts = count(), np.ones(envs, dtype=bool)
 
     def step(self, ended: np.ndarray, terminated: np.ndarray, number: int = 0) -> Transitions:
-        begins, self.begins = self.begins, ended
+        begins, self.episode_starts = self.episode_starts, ended
         envs = len(begins)
         first_frames, frames = self._next(begins.sum()), self._next(envs)
         actions = (number + np.arange(envs)) % 6
@@ -176,7 +176,7 @@ def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(
     monkeypatch.setattr("lib.learning.replay_buffer.CHUNK", 7)
     rung = options_of(script)
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
-    options = next(options for options in sizes if options.why_invalid() is None)
+    options = next(options for options in sizes if options.validation_error() is None)
     kind = DeviceReplayBuffer if script == "06_compiled_update" else ReplayBuffer
     size, stack = options.replay_size, options.preprocessing.stack
     buffer, model = kind(size, (stack, SIZE, SIZE)), NaiveModel(size, stack)

@@ -29,16 +29,16 @@ def test_returns_are_those_of_the_definition(gamma, q_lambda) -> None:
 
 def test_a_rollout_is_looked_back_on_when_it_is_complete() -> None:
     rollout = Rollout(2, (1, 1, 1, 1), gamma=0.5, q_lambda=1.0)
-    places = [tensor.data_ptr() for tensor in rollout.past]
+    places = [tensor.data_ptr() for tensor in rollout.targets]
     for t in range(5):
         states = torch.full((1, 1, 1, 1), t, dtype=torch.uint8)
-        rollout.state_values(states, torch.tensor([100.0]))
-        rollout.outcome(np.array([t]), np.array([1.0], np.float32), np.array([t == 3]))
+        rollout.record_values(states, torch.tensor([100.0]))
+        rollout.record_step(np.array([t]), np.array([1.0], np.float32), np.array([t == 3]))
     # After step 2: 1 + 0.5 * (1 + 0.5 * 100), and after step 4, where a game had ended at 3.
-    assert rollout.past.actions.tolist() == [2, 3]
-    assert rollout.past.states.flatten().tolist() == [2, 3]
-    assert rollout.past.returns.tolist() == [1.5, 1.0]
-    assert [tensor.data_ptr() for tensor in rollout.past] == places
+    assert rollout.targets.actions.tolist() == [2, 3]
+    assert rollout.targets.states.flatten().tolist() == [2, 3]
+    assert rollout.targets.returns.tolist() == [1.5, 1.0]
+    assert [tensor.data_ptr() for tensor in rollout.targets] == places
     for _ in range(3):  # each once per round
         drawn = rollout.sample(2)
         pairs = zip(drawn.actions.tolist(), drawn.returns.tolist(), strict=True)

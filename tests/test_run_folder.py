@@ -34,7 +34,7 @@ from lib.training.checkpoints import CheckpointError, read_checkpoint, write_che
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch, open_folder
 from lib.training.options import ReplayOptions
-from lib.training.play import replay_batches
+from lib.training.play import batch_generator
 from lib.training.run import Run
 from lib.training.speedrun_options import SharedCoresOptions, SpeedrunOptions
 
@@ -83,7 +83,7 @@ def start(tmp_path, ends, monkeypatch) -> Callable[..., Ended]:
             attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), learned)
             engine.add_event_handler(Events.ITERATION_COMPLETED(every=5), every, run)
             games = stream([float(reward + number) for number in range(100)])
-            return engine.run(replay_batches(engine, games, buffer, options.replay_initial, 4))
+            return engine.run(batch_generator(engine, games, buffer, options.replay_initial, 4))
 
         command = flags if "--resume" in flags else (*FLAGS, "--run-dir", str(place), *flags)
         ended = ends(lambda: launch(train, ReplayOptions, ""), "tiny.py", *command)
@@ -110,7 +110,7 @@ def full_shm(*_: object) -> NoReturn:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (lambda net: net.bias.data.fill_(math.nan), "the loss became nan within 100 updates"),
         (lambda net: setattr(net, "forward", lose_it), LOST),
@@ -120,9 +120,9 @@ def full_shm(*_: object) -> NoReturn:
         (lambda net: setattr(net, "state_dict", lose_it), LOST),  # while it is saved
     ],
 )
-def test_a_failure_is_one_line_and_exit_code_1(spoil, told, start):
+def test_a_failure_is_one_line_and_exit_code_1(spoil, message, start):
     run = start("--max-frames", "200", spoil=spoil)
-    assert (run.code, one_line(run.error).startswith(f"tiny: failed: {told}")) == (1, True)
+    assert (run.code, one_line(run.error).startswith(f"tiny: failed: {message}")) == (1, True)
 
 
 def test_a_failed_save_leaves_what_it_would_have_replaced(start):
@@ -241,9 +241,9 @@ def test_fps_are_those_of_training_if_a_resumed_run_ends_before_its_first_update
     again = start("--resume", str(run.folder), "--max-frames", "30")
     assert (run.code, again.code) == (130, 0)
     assert "training begins" not in again.out
-    (told,) = read_events(run.folder).Scalars("outcome/fps")
+    (found,) = read_events(run.folder).Scalars("outcome/fps")
     training = speed["training_frames"] / speed["training_seconds"]
-    assert told.value == pytest.approx(training, rel=1e-4)
+    assert found.value == pytest.approx(training, rel=1e-4)
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_replaces_another(tmp_path, monkeypatch):
@@ -339,7 +339,7 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
     agent = kept | {"settings": {"script": "tiny"}}
     changed = copy.deepcopy(kept)
     changed["settings"]["hyperparameters"]["dropout"] = 0.5
-    for foreign, told in (
+    for foreign, message in (
         (changed, "no setting dropout: an earlier version"),
         (agent, "is an agent without its run"),
         ({"model": torch.zeros(2)}, "latest.pt is not a checkpoint of this project"),
@@ -347,7 +347,7 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
     ):
         write_checkpoint(place / "latest.pt", foreign)
         (place / "previous.pt").unlink()
-        assert told in refused()
+        assert message in refused()
 
 
 def test_only_the_latest_checkpoints_hold_the_buffer(start):
@@ -389,13 +389,13 @@ def test_a_run_is_resumed_while_its_buffer_fills(start):
 def test_hparams_follow_what_changes_when_a_run_is_resumed(start):
     run = start("--max-frames", "45", "--threads", "3")
     assert " threads 3," in run.out
-    told = listed(run.folder)
-    assert (told["script"], told["threads"], told["max_frames"]) == ("tiny", 3, 45)
+    found = listed(run.folder)
+    assert (found["script"], found["threads"], found["max_frames"]) == ("tiny", 3, 45)
     assert start("--resume", str(run.folder), "--max-frames", "60", "--seed", "3").code == 2
-    assert listed(run.folder) == told
+    assert listed(run.folder) == found
     assert start("--resume", str(run.folder), "--max-frames", "60").code == 0
     changed = {"max_frames": 60, "resume": str(run.folder), "run_dir": "runs"}
-    assert listed(run.folder) == told | changed
+    assert listed(run.folder) == found | changed
 
 
 def test_a_run_that_is_alive_cannot_be_resumed(start):
@@ -403,7 +403,7 @@ def test_a_run_that_is_alive_cannot_be_resumed(start):
         run.tensorboard.writer.flush()  # else its thread may write at any time
         before = everything(run.folder)
         with pytest.raises(CheckpointError, match="is in use"):
-            open_folder(replace(run.hp, resume=str(run.folder)), "tiny")
+            open_folder(replace(run.params, resume=str(run.folder)), "tiny")
         assert everything(run.folder) == before
         tried.append(run.folder)
 

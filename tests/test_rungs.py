@@ -65,10 +65,10 @@ def test_trains_and_leaves_its_record(script, trained):
     assert frames <= outcome("frames") < frames + 12
     assert outcome("updates") > (10 if script in PARALLEL else 90)
     assert outcome("solved") == 0.0
-    told = {"episodes/reward", "episodes/avg_reward", "episodes/steps"}
+    expected = {"episodes/reward", "episodes/avg_reward", "episodes/steps"}
     if script not in PARALLEL:  # whose player may be slower than these few updates
-        told |= {f"train/{name}" for name in ("loss", "avg_loss", "epsilon", "fps", "avg_fps")}
-    assert told <= set(events.Tags()["scalars"])
+        expected |= {f"train/{name}" for name in ("loss", "avg_loss", "epsilon", "fps", "avg_fps")}
+    assert expected <= set(events.Tags()["scalars"])
     if script in SPEEDRUNS:  # avg_reward was there, but the agent loses
         assert outcome("reached_frames") < frames
         assert events.Scalars("trial/won")[0].value == 0
@@ -158,10 +158,12 @@ def test_a_resumed_player_does_not_play_its_first_game_again(script):
         if len(steps) % 400 == 0:
             raise EOFError  # the trainer is gone
 
-    hp, epsilon = rung["Options"](seed=5), LinearSchedule(1.0, 1.0, 1)
+    params, epsilon = rung["Options"](seed=5), LinearSchedule(1.0, 1.0, 1)
     for frames in (0, 0, 1_000, 2_000):
         with pytest.raises(EOFError):
-            rung["play"](SimpleNamespace(put=put), hp, lambda states: states, epsilon, frames)
+            rung["player_process"](
+                SimpleNamespace(put=put), params, lambda states: states, epsilon, frames
+            )
     first, again, resumed, later = np.split(np.concatenate([s.actions for s in steps]), 4)
     assert (first == again).all()
     for one, other in ((first, resumed), (first, later), (resumed, later)):
@@ -250,10 +252,10 @@ def test_what_is_typed_by_habit_is_accepted_or_corrected(ends, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["02_n_envs.py"])
     options, usual = options_of("02_n_envs"), ["--replay_size=1e5", "--max-frames", "7,000,000"]
     run = parse(options, "", [*usual, "--dev", "cpu", "--replay-initial", "10_000"])
-    assert run == replace(options(), max_frames=7_000_000).settled()
+    assert run == replace(options(), max_frames=7_000_000).resolved()
     assert run.stop_reward == 17
     assert parse(options, "", ["--env", "BreakoutNoFrameskip-v4"]).stop_reward is None
-    for flags, told in (
+    for flags, message in (
         (("--lr", "1e-4"), "did you mean --learning-rate?"),
         (("--step", "1"), "did you mean --steps?"),
         (("--gpu",), "did you mean --cuda?"),
@@ -267,13 +269,13 @@ def test_what_is_typed_by_habit_is_accepted_or_corrected(ends, monkeypatch):
         (("--replay-size", "1,5"), "'1,5' is not a whole number"),
         (("--envs", "1e3"), "must be 1 to 256, not 1e3"),
     ):
-        assert told in one_line(ends(lambda: parse(options, ""), "02_n_envs.py", *flags).error)
+        assert message in one_line(ends(lambda: parse(options, ""), "02_n_envs.py", *flags).error)
 
 
 def test_changed_settings_are_in_the_name_of_a_folder(tmp_path):
     options = options_of("04_new_wrappers_n_env")
     made = [
-        make_folder(replace(options(), run_dir=str(tmp_path), **settings).settled(), "04").name
+        make_folder(replace(options(), run_dir=str(tmp_path), **settings).resolved(), "04").name
         for settings in (
             {"threads": 1},
             {"envs": 4, "clip_reward": False, "amp": True, "learning_rate": 1e-5},
@@ -292,7 +294,7 @@ def test_changed_settings_are_in_the_name_of_a_folder(tmp_path):
 def test_every_rung_explains_itself(script, ends):
     options = options_of(script)
     source = RUNGS[script]
-    assert len(source.splitlines()) <= (100 if script in SERIAL + PARALLEL else 115)
+    assert len(source.splitlines()) <= 115
     if script in SERIAL + PARALLEL:  # the reader of the book finds the handlers
         assert "    # Each whole game comes with its last frame. Its reward is smoothed" in source
     description = ast.get_docstring(ast.parse(source))

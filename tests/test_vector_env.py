@@ -39,7 +39,7 @@ def test_a_speedrun_sees_where_something_moves_at_half_the_resolution() -> None:
         # Nothing in front of it: a row has one colour, another in the first frame.
         assert (seen[::10, ..., wall, :] == seen[::10, ..., wall, :1]).all()
     frames = seen[-1]
-    half = replace(PONG, rows=PONG_ROWS, half=True).seen(frames)
+    half = replace(PONG, rows=PONG_ROWS, half=True).transform(frames)
     assert (half.shape, half.dtype) == ((N, STACK, 30, 42), np.uint8)
     field = frames[:, :, slice(*PONG_ROWS)].astype(int).reshape(N, STACK, 30, 2, 42, 2)
     darker = field.mean(axis=(3, 5)) - half
@@ -61,7 +61,7 @@ def test_players_with_and_without_the_emulator_play_the_same_pong(monkeypatch) -
         for envs in both:
             envs.send(actions)
         mine, theirs = (envs.recv() for envs in both)
-        ended |= mine.ended.any()
+        ended |= mine.done.any()
         assert np.array_equal(both[0].states, both[1].states)
         assert mine.episodes == theirs.episodes
         for one, other in zip(mine[:4], theirs[:4], strict=True):
@@ -75,7 +75,7 @@ def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:
     lives = np.flatnonzero([step.terminated[0] for step in game]).tolist()
     assert len(lives) == 5
     assert lives[-1] == len(game) - 1
-    begins = np.flatnonzero([step.begins[0] for step in game]).tolist()
+    begins = np.flatnonzero([step.episode_starts[0] for step in game]).tolist()
     assert begins == [0, *(i + 1 for i in lives[:-1])]
     rewards = [step.rewards[0] for step in game]  # each by one
     assert game[-1].episodes == [Episode(sum(rewards), len(rewards))]

@@ -25,7 +25,7 @@ from lib.learning.dqn_model import DQN
 from lib.learning.loss import lambda_returns
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.rollout import Rollout, Targets
-from lib.learning.schedules import Progress, Schedule
+from lib.learning.schedules import Schedule, WinRate
 from lib.training.events import PlayEvents
 from lib.training.options import ReplayOptions
 from lib.training.run import Run
@@ -39,7 +39,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
 
 
-WRAPPERS = "make_env(hp)", "wrap_deepmind(make_atari(hp.env))"
+WRAPPERS = "make_env(params)", "wrap_deepmind(make_atari(params.env))"
 
 
 class Enough(Exception):  # noqa: N818, it is no error
@@ -86,7 +86,7 @@ def played(script: str, folder: Path, **settings: float) -> list[np.ndarray]:
         patch.setattr(TensorVectorEnv, "step", look_at_tensors)
         if script in PARALLEL:
             net = DQN((options.preprocessing.stack, 84, 84), 6)
-            module.play(Mock(), options, net, lambda frame: 0.0, 0)
+            module.player_process(Mock(), options, net, lambda frame: 0.0, 0)
         else:
             module.train(options, Run(options, torch.device("cpu"), folder, log, script))
     return frames
@@ -118,7 +118,7 @@ def test_a_player_acts_with_the_weights_of_its_last_refresh(script, settings, fr
             raise Enough
 
     with pytest.raises(Enough):
-        module.play(Mock(put=put), options, net, lambda frame: float(frame < 50), 50)
+        module.player_process(Mock(put=put), options, net, lambda frame: float(frame < 50), 50)
     assert actions == [0] * frames + [3] * (10 - frames)
 
 
@@ -143,10 +143,10 @@ def test_adam_has_its_epsilon_and_actions_theirs(script, tmp_path, monkeypatch) 
 @pytest.mark.usefixtures("console", "ends")
 @pytest.mark.parametrize("script", SPEEDRUNS)
 def test_a_lost_trial_sets_the_schedules_back(script, tmp_path, monkeypatch) -> None:
-    module, points = importlib.import_module(script), Progress()
-    points.share = 1.0
-    monkeypatch.setattr(module, "Progress", lambda: points)
-    tried = PlayEvents.TRIED
+    module, win_rate = importlib.import_module(script), WinRate()
+    win_rate.value = 1.0
+    monkeypatch.setattr(module, "WinRate", lambda: win_rate)
+    tried = PlayEvents.TRIAL_COMPLETED
     monkeypatch.setattr(
         module, "attach_handlers", lambda engine, *_: engine.register_events(*PlayEvents)
     )
@@ -154,7 +154,7 @@ def test_a_lost_trial_sets_the_schedules_back(script, tmp_path, monkeypatch) -> 
     options = module.Options(envs=2)
     with TensorboardLogger(tmp_path) as log:
         module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
-    assert points.share == 0.7
+    assert win_rate.value == 0.7
 
 
 STEPS = {"02_n_envs": 2, "04_new_wrappers_n_env": 2, "05_vector_env": 1, "06_compiled_update": 1}
@@ -188,7 +188,7 @@ def source_of(script: str, *names: str) -> str:
 def test_the_update_is_that_of_the_baseline(script: str) -> None:
     update = source_of("01_baseline", "process_batch")
     if script == "09_many_machines":
-        update = update.replace("batch, hp.gamma)", "batch, hp.gamma ** hp.n_steps)")
+        update = update.replace("batch, params.gamma)", "batch, params.gamma ** params.n_steps)")
     assert source_of(script, "process_batch") == update
 
 
@@ -196,9 +196,9 @@ def test_the_update_is_that_of_the_baseline(script: str) -> None:
     ("script", "other", "names", "here", "there"),
     [
         ("04_new_wrappers_n_env", "02_n_envs", ["train"], *WRAPPERS),
-        ("04_new_wrappers_parallel", "03_parallel", ["play", "train"], *WRAPPERS),
+        ("04_new_wrappers_parallel", "03_parallel", ["player_process", "train"], *WRAPPERS),
         ("08_recompiled_pong", "07_speedrun", ["act", "loss_of", "update"], "", ""),
-        ("08_recompiled_pong", "07_speedrun", ["play"], "progress.add", "points.add"),
+        ("08_recompiled_pong", "07_speedrun", ["collect"], "", ""),
     ],
 )
 def test_a_rung_differs_only_in_what_it_is_about(script, other, names, here, there) -> None:
@@ -227,8 +227,8 @@ def test_an_update_is_that_of_a_plain_dqn(script, tmp_path, monkeypatch) -> None
 @pytest.mark.parametrize("script", ["07_speedrun", "08_recompiled_pong"])
 def test_a_speedrun_learns_from_what_it_played(script, tmp_path, monkeypatch) -> None:
     """Its updates are computed once more, from the games and with torch's own Adam."""
-    module, points, sample = importlib.import_module(script), Progress(10**9), Rollout.sample
-    points.share = 0.6  # the middle of the schedules, where it stays
+    module, win_rate, sample = importlib.import_module(script), WinRate(10**9), Rollout.sample
+    win_rate.value = 0.6  # the middle of the schedules, where it stays
     samples, played = [], []  # of the updates; of the steps: what was known before, and the outcome
     agents, schedules = [], []
 
@@ -253,7 +253,7 @@ def test_a_speedrun_learns_from_what_it_played(script, tmp_path, monkeypatch) ->
 
     monkeypatch.setattr(Rollout, "sample", noted)
     monkeypatch.setattr(module, "StackedVectorEnv", Watched)
-    monkeypatch.setattr(module, "Progress", lambda: points)
+    monkeypatch.setattr(module, "WinRate", lambda: win_rate)
     monkeypatch.setattr(module, "ale_games", lambda env, count: count, raising=False)
     monkeypatch.setattr(pong_emulator, "PongVectorEnv", lambda count, **_: count)
     monkeypatch.setattr(pong_emulator, "preparing", nullcontext)
@@ -302,10 +302,10 @@ def test_an_update_for_several_frames_is_larger_and_so_is_the_queue(
     script, tmp_path, monkeypatch
 ) -> None:
     module, batches, player = importlib.import_module(script), Mock(side_effect=Enough), MagicMock()
-    for name, patched in (("replay_batches", batches), ("Player", player)):
+    for name, patched in (("batch_generator", batches), ("Player", player)):
         monkeypatch.setattr(module, name, patched)
     options = module.Options(steps=3, batch_size=5, player_timeout=7.0)
     with pytest.raises(Enough), TensorboardLogger(tmp_path) as log:
         module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
     assert batches.call_args.args[-1] == 15
-    player.assert_called_once_with(module.play, ANY, 6, timeout=7.0, device="cpu")
+    player.assert_called_once_with(module.player_process, ANY, 6, timeout=7.0, device="cpu")

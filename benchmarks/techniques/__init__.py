@@ -19,7 +19,7 @@ from tqdm import tqdm
 from benchmarks.arguments import add_counts, add_out
 from benchmarks.charts import bar_panels
 from benchmarks.measuring import chosen_device, measure
-from benchmarks.report import HARDWARE, here, join_machine, made, spread, write_table
+from benchmarks.report import HARDWARE, ensure_dir, here, join_machine, spread, write_table
 from benchmarks.techniques import learning, memory, playing
 from lib.training.machine import describe_machine, prepare_torch
 
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure the parts; write table and picture."""
-    device, out = chosen_device(args.cuda), made(args.out)
+    device, out = chosen_device(args.cuda), ensure_dir(args.out)
     machine = describe_machine(device)
     prepare_torch(seed=0)
     rows, panels = [], dict[str, dict[str, list[float] | str]]()
@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
                 base = next(iter(measured.values()))
                 for way, found in measured.items():
                     gains = [first / own for first, own in zip(base, found, strict=False)]
-                    told = why_not.get(way) or spread(found, 3)
-                    rows.append([part, work, way, told, spread(gains, 2)])
-                    bars[f"{way} ({work.split(' (')[0]})"] = gains or told
+                    text = why_not.get(way) or spread(found, 3)
+                    rows.append([part, work, way, text, spread(gains, 2)])
+                    bars[f"{way} ({work.split(' (')[0]})"] = gains or text
     notes = [
         here(machine),
         f"Seed 0; {args.repeats} measurements of {args.milliseconds} ms, in turn: medians (and "

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import Failed
 from benchmarks.measuring import Measure, timed
-from lib.learning.compiled_update import captured
+from lib.learning.compiled_update import cuda_graph
 from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
@@ -91,7 +91,7 @@ class Learner:
         self.values(self.copy())
 
     def update(self) -> None:
-        """A gradient step. Learned by heart, rewards would make gradients denormal, and slow."""
+        """A gradient step, with new rewards: memorised ones would make gradients denormal."""
         batch = self.copy()
         self.learn(batch._replace(rewards=torch.randn_like(batch.rewards)))
 
@@ -111,7 +111,7 @@ def to(device: torch.device, batch: Batch, later: bool = False) -> Batch:
 def graphed(batch: Batch, function: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
     """The function of a batch as a CUDA graph, which finds all batches in one place."""
     place = Batch(*(tensor.clone() for tensor in batch))
-    replay = captured(lambda: function(place))
+    replay = cuda_graph(lambda: function(place))
 
     def call(batch: Batch) -> Any:
         for there, new in zip(place, batch, strict=True):

@@ -78,11 +78,16 @@ def experience(net: nn.Module, frames: int) -> Iterator[list[Transitions]]:
     """Lists of so many frames of one game, which the network plays."""
     epsilon = LinearSchedule(DEFAULTS.epsilon_final, DEFAULTS.epsilon_final, 1)
     device = next(net.parameters()).device
-    agent = EpsilonGreedyAgent(torch.no_grad()(net), ACTIONS, epsilon, device)
+
+    @torch.no_grad()
+    def q_function(states: torch.Tensor) -> torch.Tensor:
+        return net(states)
+
+    agent = EpsilonGreedyAgent(q_function, ACTIONS, epsilon, device)
     return iter(ExperienceSource([make_env()], agent, steps=frames))
 
 
-def play(queue: ExperienceQueue, net: nn.Module, frames: int) -> None:
+def player_process(queue: ExperienceQueue, net: nn.Module, frames: int) -> None:
     """The player process."""
     for steps in experience(net, frames):
         queue.put(steps)  # type: ignore[arg-type]  # some at once
@@ -94,7 +99,9 @@ def iteration(settings: Settings, frames: int, where: str = "", without: str = "
     net, buffer = learner.net, ours(settings.transitions, settings.device)
     played: Iterator[Any] = experience(net, frames)
     if where == "process":
-        player = settings.cleanup.enter_context(Player(play, (net.share_memory(), frames), 2))
+        player = settings.cleanup.enter_context(
+            Player(player_process, (net.share_memory(), frames), 2)
+        )
         played = (steps for arrived in player for steps in arrived)
     elif where == "thread":
         pool = settings.cleanup.enter_context(ThreadPoolExecutor(1))

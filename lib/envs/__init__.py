@@ -1,1 +1,1 @@
-"""Games as a network needs them: wrappers, many games at once, and what a step of them tells."""
+"""Environments: wrappers, vector environments, and the transitions that they yield."""

@@ -1,4 +1,4 @@
-"""What a step of a game tells, and the source that steps environments, one or many."""
+"""Transitions and episodes, and the source that steps one or many environments."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class Transitions(NamedTuple):
     rewards: np.ndarray  # float32, (n,), as the wrappers pass them on
     terminated: np.ndarray  # bool, (n,): no value follows; a truncated episode is not terminated
     frames: np.ndarray  # uint8, (n, height, width): the newest frame of each next state
-    begins: np.ndarray  # bool, (n,): an episode begins with the state
+    episode_starts: np.ndarray  # bool, (n,): an episode begins with the state
     first_frames: np.ndarray  # uint8, (episodes, height, width): the frames of these states
     episodes: list[Episode | None]  # (n,): the whole game that ended with the step
 
@@ -55,18 +55,18 @@ class ExperienceSource:
         self.envs = [ResumableEnv(env) for env in envs]
         self.agent, self.seed, self.steps = agent, seed, steps
         self._states: list[Any] = []
-        self._begins = np.ones(len(envs), dtype=bool)  # whether the next step begins an episode
+        self._starts = np.ones(len(envs), dtype=bool)  # whether the next step begins an episode
         self._frames = np.zeros(len(envs), dtype=np.int64)  # of the current game
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: how to get back into the current games."""
-        return {"games": [env.state_dict() for env in self.envs], "begins": self._begins.tolist()}
+        return {"games": [env.state_dict() for env in self.envs], "begins": self._starts.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Bring new environments to the point where ``state_dict`` was taken."""
         games = zip(self.envs, state["games"], strict=True)
         self._states = [env.play_again(game) for env, game in games]
-        self._begins = np.array(state["begins"])
+        self._starts = np.array(state["begins"])
         played = [np.array(game["actions"]) != RESET for game in state["games"]]
         self._frames = np.array([actions.sum() for actions in played])
 
@@ -78,9 +78,9 @@ class ExperienceSource:
             yield [self._step() for _ in range(self.steps)]
 
     def _step(self) -> Transitions:
-        states, begins = self._states, self._begins.copy()
+        states, starts = self._states, self._starts.copy()
         actions = self.agent(states)
-        first_frames = np.concatenate([state.frames[-1] for state in states])[begins]
+        first_frames = np.concatenate([state.frames[-1] for state in states])[starts]
         rewards = np.empty(len(states), dtype=np.float32)
         terminated = np.empty(len(states), dtype=bool)
         frames: list[np.ndarray] = []
@@ -89,12 +89,12 @@ class ExperienceSource:
             states[i], rewards[i], terminated[i], truncated, info = env.step(int(actions[i]))
             frames.append(states[i].frames[-1])
             self._frames[i] += 1
-            self._begins[i] = terminated[i] or truncated
-            if self._begins[i]:
+            self._starts[i] = terminated[i] or truncated
+            if self._starts[i]:
                 states[i], reset_info = env.reset()
                 info = reset_info | info
-            ended = info.get("episode")  # from RecordEpisodeStatistics
-            episodes.append(Episode(float(ended["r"]), int(self._frames[i])) if ended else None)
-            self._frames[i] *= not ended
+            episode = info.get("episode")  # from RecordEpisodeStatistics
+            episodes.append(Episode(float(episode["r"]), int(self._frames[i])) if episode else None)
+            self._frames[i] *= not episode
         new_frames = np.concatenate(frames)
-        return Transitions(actions, rewards, terminated, new_frames, begins, first_frames, episodes)
+        return Transitions(actions, rewards, terminated, new_frames, starts, first_frames, episodes)

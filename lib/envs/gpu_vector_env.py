@@ -1,4 +1,4 @@
-"""Games whose states and outcomes are tensors of the training device, each always in its place.
+"""A vector environment whose states and outcomes are tensors that stay in place on the device.
 
 So a step of all games can be a part of a CUDA graph. ``StackedVectorEnv`` in
 ``lib.envs.vector_env`` makes the same states of the same games, in new arrays each time.
@@ -13,8 +13,8 @@ import pong_emulator
 from lib.devices import cores
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
-from lib.gpu_checks import faster_way
-from lib.printing import waiting
+from lib.gpu_checks import try_optimised
+from lib.printing import show_elapsed
 from lib.seeds import game_seeds
 from lib.transfer import Download, is_asynchronous, upload
 
@@ -31,8 +31,8 @@ def plays_games(device: torch.device) -> bool:
             raise RuntimeError(f"{', '.join(differing)} are not those of the CPU")
         return True
 
-    with waiting("trying games on the GPU"):
-        return faster_way("games on the GPU", False, tried)
+    with show_elapsed("trying games on the GPU"):
+        return try_optimised("games on the GPU", False, tried)
 
 
 def first_games(device: torch.device) -> dict[str, torch.Tensor]:
@@ -98,11 +98,11 @@ class TensorVectorEnv:
         self.n_actions = len(played)
         self._actions = torch.tensor(played).to(device)
         self._chosen = torch.zeros(n, dtype=torch.int64, device=device)
-        self.states = preprocessing.seen(frames).repeat(1, preprocessing.stack, 1, 1)
+        self.states = preprocessing.transform(frames).repeat(1, preprocessing.stack, 1, 1)
         self.shape = tuple(self.states.shape)
         rewards = torch.zeros(n, dtype=torch.int32, device=device)
-        over, cut = (torch.zeros(n, dtype=torch.bool, device=device) for _ in range(2))
-        self._outcome = frames, rewards, over, cut
+        terminated, truncated = (torch.zeros(n, dtype=torch.bool, device=device) for _ in range(2))
+        self._outcome = frames, rewards, terminated, truncated
         self.captures = is_asynchronous(device) and hasattr(envs, "stepper")
         self._play = self._play_on_cpu
         if hasattr(envs, "stepper"):
@@ -124,7 +124,7 @@ class TensorVectorEnv:
         """Begin all games."""
         frames = self._outcome[0]
         frames.copy_(torch.as_tensor(self._envs.reset(seed=self._seeds)[0]))
-        self.states.copy_(self._preprocessing.seen(frames).expand_as(self.states))
+        self.states.copy_(self._preprocessing.transform(frames).expand_as(self.states))
 
     def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Play all games with these actions, int64 (n,): indices into ``actions``.
@@ -135,19 +135,19 @@ class TensorVectorEnv:
         """
         self._chosen.copy_(self._actions[actions])
         self._play()
-        frames, rewards, over, cut = self._outcome
-        ended = over | cut
-        frames = self._preprocessing.seen(frames)
+        frames, rewards, terminated, truncated = self._outcome
+        done = terminated | truncated
+        frames = self._preprocessing.transform(frames)
         # A new game begins with its first frame repeated.
-        older = torch.where(ended.view(-1, 1, 1, 1), frames, self.states[:, 1:])
+        older = torch.where(done.view(-1, 1, 1, 1), frames, self.states[:, 1:])
         self.states.copy_(torch.cat([older, frames], dim=1))
         self._game.add_(torch.stack([rewards, torch.ones_like(rewards)]))
-        self._ends.index_copy_(0, self._place, (self._game * ended).unsqueeze(0))
-        self._game.mul_(~ended)
+        self._ends.index_copy_(0, self._place, (self._game * done).unsqueeze(0))
+        self._game.mul_(~done)
         won, lost = (rewards > 0).sum(), (rewards < 0).sum()
         self._points.add_(torch.stack([won, lost]))
         self._place.add_(1).remainder_(len(self._ends))
-        return rewards.sign().float(), ended
+        return rewards.sign().float(), done
 
     def _play_on_cpu(self) -> None:
         *outcome, _ = self._envs.step(self._chosen.cpu().numpy())
@@ -155,9 +155,9 @@ class TensorVectorEnv:
             place.copy_(new)
 
     def report(self) -> tuple[list[Episode], tuple[int, int]]:
-        """What has become known: the games that ended, in their order, and points won and lost.
+        """Episodes that ended, in their order, and points won and lost, of the rollout before.
 
-        That is the rollout before this one, as the device is still at work on this one.
+        The device is still at work on this one.
         """
         counts = [self._envs.counts()] if hasattr(self._envs, "stepper") else []
         numbers = torch.cat([self._points, self._ends.flatten(), *counts])

@@ -1,4 +1,4 @@
-"""How a game begins, and becomes the states and actions of a network."""
+"""Preprocessing: how a game begins, and becomes states and actions."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,8 +48,8 @@ class Preprocessing:
     fire_reset: bool = True
     episodic_life: bool = True
 
-    def seen(self, frames: Any) -> Any:
-        """What a state shows of frames: uint8 (..., 84, 84), of NumPy or torch, cut and shrunk."""
+    def transform(self, frames: Any) -> Any:
+        """Crop frames, uint8 (..., 84, 84), NumPy or torch, and average 2x2 pixels if ``half``."""
         frames = frames[..., slice(*self.rows), :]
         if not self.half:
             return frames

@@ -27,7 +27,7 @@ class VectorStep(NamedTuple):
 
     rewards: np.ndarray  # float32, clipped to their sign
     terminated: np.ndarray  # bool: no value follows; the game is over, or a life is lost
-    ended: np.ndarray  # bool: terminated or truncated; the state is already the next episode's
+    done: np.ndarray  # bool: terminated or truncated; the state is already the next episode's
     frames: np.ndarray  # uint8, (n, 1, height, width): the newest one; the old game's if it ended
     episodes: list[Episode | None]  # the whole games that ended
 
@@ -107,16 +107,16 @@ class StackedVectorEnv:
         self._actions = np.array(preprocessing.actions or range(int(envs.single_action_space.n)))
         self.n_actions = len(self._actions)
         frame = np.zeros(envs.single_observation_space.shape[-2:], np.uint8)
-        self.shape = (envs.num_envs, preprocessing.stack, *preprocessing.seen(frame).shape)
+        self.shape = (envs.num_envs, preprocessing.stack, *preprocessing.transform(frame).shape)
         self._rewards = np.zeros(envs.num_envs)
         self._steps = np.zeros(envs.num_envs, dtype=np.int64)
 
     @cached_property
     def states(self) -> np.ndarray:
-        """uint8, (n, stack, height, width). Games begin when they are wanted: all is compiled."""
+        """uint8, (n, stack, height, width). Reset on first access, when all is compiled."""
         frames, info = self._envs.reset(seed=self.seeds)
         self._lives = info.get("lives", np.zeros(len(frames), dtype=np.int64))
-        return np.repeat(self._preprocessing.seen(frames), self._preprocessing.stack, axis=1)
+        return np.repeat(self._preprocessing.transform(frames), self._preprocessing.stack, axis=1)
 
     def send(self, actions: np.ndarray) -> None:
         """Hand over actions: int64 (n,), indices into ``actions``; returns at once."""
@@ -126,25 +126,25 @@ class StackedVectorEnv:
     def recv(self) -> VectorStep:
         """Wait for all games; afterwards ``states`` is a new array with the new states."""
         frames, rewards, terminated, truncated, info = self._envs.recv()
-        ended = terminated | truncated
+        done = terminated | truncated
         self._rewards += rewards
         self._steps += 1
-        frames = self._preprocessing.seen(frames)
+        frames = self._preprocessing.transform(frames)
         self.states = np.concatenate([self.states[:, 1:], frames], axis=1)
         episodes: list[Episode | None] = [None] * len(frames)
-        if ended.any():
-            last = self._preprocessing.seen(info["final_obs"])
-            frames = np.where(ended[:, None, None, None], last, frames)
-        for i in np.flatnonzero(ended):
+        if done.any():
+            last = self._preprocessing.transform(info["final_obs"])
+            frames = np.where(done[:, None, None, None], last, frames)
+        for i in np.flatnonzero(done):
             self.states[i] = self.states[i, -1]  # the first frame of the next game
             episodes[i] = Episode(float(self._rewards[i]), int(self._steps[i]))
             self._rewards[i] = self._steps[i] = 0
         lives = info.get("lives", self._lives)
-        life_lost = (lives > 0) & (lives < self._lives) & ~ended  # at 0 the game reports its end
+        life_lost = (lives > 0) & (lives < self._lives) & ~done  # at 0 the game reports its end
         self._lives = lives
         self.states[life_lost] = self.states[life_lost, -1:]
         clipped = np.sign(rewards).astype(np.float32)
-        return VectorStep(clipped, terminated | life_lost, ended | life_lost, frames, episodes)
+        return VectorStep(clipped, terminated | life_lost, done | life_lost, frames, episodes)
 
 
 class VectorExperienceSource:
@@ -159,12 +159,12 @@ class VectorExperienceSource:
 
     def __iter__(self) -> Iterator[list[Transitions]]:
         steps: list[Transitions] = []
-        begins = np.ones(len(self.envs.states), dtype=bool)
+        starts = np.ones(len(self.envs.states), dtype=bool)
         while True:
             states = self.envs.states
             actions = self.agent(states)
             self.envs.send(actions)
             yield steps
-            rewards, terminated, ended, frames, episodes = self.envs.recv()
-            new = (actions, rewards, terminated, frames[:, 0], begins, states[begins, -1], episodes)
-            steps, begins = [Transitions(*new)], ended
+            rewards, terminated, done, frames, episodes = self.envs.recv()
+            new = (actions, rewards, terminated, frames[:, 0], starts, states[starts, -1], episodes)
+            steps, starts = [Transitions(*new)], done

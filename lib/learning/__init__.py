@@ -1,1 +1,1 @@
-"""Networks, losses, what chooses actions, and what keeps experience to learn from."""
+"""Networks, losses, agents, schedules, replay buffers and rollouts."""

@@ -1,4 +1,4 @@
-"""What chooses actions: epsilon-greedy agents, and softmax."""
+"""Action selection: epsilon-greedy, and softmax."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,8 +14,8 @@ from lib.transfer import upload
 QFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
-def drawn(values: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Actions drawn from the softmax of values / temperature, int64 (n,); 0: the greedy ones.
+def sample_softmax(values: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Sample actions from softmax(values / temperature), int64 (n,); 0: the greedy ones.
 
     Near-ties are broken at random then, and clear choices stay. Pong itself is deterministic: a
     greedy agent that loses a point may get the same serve again, and lose in the same way until the
@@ -29,7 +29,7 @@ def drawn(values: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 class EpsilonGreedy:
-    """Random actions with probability epsilon, the schedule by frame; else chosen ones."""
+    """Base of both kinds: epsilon by frame, and a stream of random numbers."""
 
     def __init__(self, n_actions: int, epsilon: Schedule, seed: int = 0) -> None:
         self.n_actions, self.epsilon = n_actions, epsilon
@@ -43,7 +43,7 @@ class EpsilonGreedy:
 
 
 class Exploration(EpsilonGreedy):
-    """Replaces chosen actions, for a rung that needs the values of all states anyway.
+    """Epsilon-greedy over given actions, for a rung that needs the values of all states anyway.
 
     ``EpsilonGreedyAgent`` computes values only for the states in which it acts greedily.
     """
@@ -57,7 +57,7 @@ class Exploration(EpsilonGreedy):
 
 
 def epsilon_greedy(chosen: torch.Tensor, epsilon: torch.Tensor, n_actions: int) -> torch.Tensor:
-    """Replace actions, int64 (n,), by random ones with probability epsilon, a number there."""
+    """Epsilon-greedy on the device: replace actions, int64 (n,), with probability epsilon, ()."""
     at_random = torch.rand(chosen.shape, device=chosen.device) < epsilon
     return torch.where(at_random, torch.randint_like(chosen, n_actions), chosen)
 

@@ -14,9 +14,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from lib.devices import compiles
-from lib.gpu_checks import faster_way
+from lib.gpu_checks import try_optimised
 from lib.learning.weights import MixedWeights
-from lib.printing import waiting
+from lib.printing import show_elapsed
 from lib.transfer import is_asynchronous
 
 Update = Callable[[], torch.Tensor]
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def unchanged(device: torch.device, tensors: Iterable[torch.Tensor] = ()) -> Iterator[None]:
-    """Afterwards these tensors, and the random states of the CPU and a device, are as before."""
+    """Restore these tensors, and the random states of the CPU and a device, at the end."""
     modules = [torch]  # a compiler may draw from the CPU's numbers, too
     if device.type != "cpu":
         modules.append(torch.get_device_module(device))
@@ -39,7 +39,7 @@ def unchanged(device: torch.device, tensors: Iterable[torch.Tensor] = ()) -> Ite
         module.set_rng_state(state)
 
 
-def captured(function: Callable[[], Result]) -> Callable[[], Result]:
+def cuda_graph(function: Callable[[], Result]) -> Callable[[], Result]:
     """Capture the function as one CUDA graph, which launches all its kernels with a single call.
 
     The function must read only tensors that stay in their place, and must not wait for the GPU.
@@ -67,10 +67,10 @@ def captured(function: Callable[[], Result]) -> Callable[[], Result]:
     return replay
 
 
-def compiled_way(
-    name: str, plain: Callable[..., Any], device: torch.device, *args: torch.Tensor
+def try_compile(
+    name: str, eager: Callable[..., Any], device: torch.device, *args: torch.Tensor
 ) -> Callable[..., Any]:
-    """The function, compiled now for such arguments if that works: see ``faster_way``."""
+    """``torch.compile`` the function now, for such arguments; the eager one if that fails."""
     from torch._inductor import config  # a slow import
 
     config.cpp.vec_isa_ok = True  # else g++ is tried with every kind of vectors, for five seconds
@@ -82,8 +82,8 @@ def compiled_way(
 
     def make() -> Callable[..., Any]:
         # Its own random numbers are float32, too coarse for the rows of a large buffer. With those
-        # of torch it also draws the plain way's rows.
-        compiled = torch.compile(plain, fullgraph=True, options={"fallback_random": True})
+        # of torch it also draws the rows of eager code.
+        compiled = torch.compile(eager, fullgraph=True, options={"fallback_random": True})
 
         def call(*args: Any) -> Any:
             try:
@@ -98,15 +98,15 @@ def compiled_way(
         return call
 
     torch.compiler.set_stance("default")
-    with waiting(f"compiling the {name}; nothing is learned yet"):
-        way = faster_way(part, plain, make)
+    with show_elapsed(f"compiling the {name}; nothing is learned yet"):
+        call_now = try_optimised(part, eager, make)
     # Shapes, dtypes and closures stay from now on. To look at them before each call takes a tenth
     # of an update's time.
     torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
-    return way
+    return call_now
 
 
-def graph_or_plain(
+def graph_or_eager(
     name: str,
     function: Callable[[], None],
     device: torch.device,
@@ -117,7 +117,7 @@ def graph_or_plain(
 
     Args:
         name: of what the function does.
-        function: as for ``captured``.
+        function: as for ``cuda_graph``.
         device: where it computes.
         changing: what it changes, and later calls depend on.
         captures: whether to try.
@@ -125,14 +125,14 @@ def graph_or_plain(
     if not (captures and is_asynchronous(device)):
         return function
     with unchanged(device, changing):
-        return faster_way(f"the CUDA graph of {name}", function, lambda: captured(function))
+        return try_optimised(f"the CUDA graph of {name}", function, lambda: cuda_graph(function))
 
 
 class CapturedForward:
     """A function of states, for choosing actions; on the GPU it is one CUDA graph.
 
-    Launching its twenty or so kernels takes the CPU longer than running them takes the GPU. If
-    there are fewer states than places, old states fill the other places.
+    Launching its twenty or so kernels takes the CPU longer than running them takes the GPU.
+    Smaller batches are padded with stale states.
 
     Args:
         function: maps states, uint8 (n, stack, height, width), to values (n, ...), or to values
@@ -154,7 +154,7 @@ class CapturedForward:
         self._call, place = function, torch.zeros(states_shape, dtype=torch.uint8, device=device)
 
         def capture() -> Callable[[torch.Tensor], Any]:
-            replay = captured(lambda: function(place))
+            replay = cuda_graph(lambda: function(place))
 
             def call(states: torch.Tensor) -> Any:
                 place[: len(states)].copy_(states)
@@ -164,9 +164,9 @@ class CapturedForward:
 
         with unchanged(device):  # the function may draw, and compiling does
             if is_asynchronous(device) and alone:
-                self._call = faster_way("the CUDA graph that chooses actions", function, capture)
+                self._call = try_optimised("the CUDA graph that chooses actions", function, capture)
             elif compiled and not is_asynchronous(device) and compiles(device):
-                self._call = compiled_way("choice of actions", function, device, place)
+                self._call = try_compile("choice of actions", function, device, place)
 
     def __call__(self, states: torch.Tensor) -> Any:
         """The function's result; on the GPU the next call overwrites it."""
@@ -194,10 +194,10 @@ class CompiledUpdate:
         """Compile, and on the GPU capture, what works there; nothing is learned by it."""
         with unchanged(self._device, [*self._net.changing, *self._others]):
             if compiles(self._device):
-                self._call = compiled_way("update", self._call, self._device)
+                self._call = try_compile("update", self._call, self._device)
             if is_asynchronous(self._device):
                 call, part = self._call, "the CUDA graph of the update"
-                self._call = faster_way(part, call, lambda: captured(call))
+                self._call = try_optimised(part, call, lambda: cuda_graph(call))
 
     def __call__(self) -> torch.Tensor:
         """Make an update; returns the loss, on its device."""

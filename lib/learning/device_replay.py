@@ -9,7 +9,7 @@ import torch
 
 from lib.devices import Device
 from lib.learning.replay_buffer import Batch, ReplayBuffer, Shape
-from lib.transfer import rows, upload
+from lib.transfer import take_rows, upload
 
 
 class DeviceReplayBuffer(ReplayBuffer):
@@ -34,7 +34,7 @@ class DeviceReplayBuffer(ReplayBuffer):
     def gather(self, indices: torch.Tensor) -> Batch:
         """The transitions in these places, int64 (batch,)."""
         windows, *columns = self._columns
-        stacks = rows(self._frames, windows[indices] % len(self._frames))
+        stacks = take_rows(self._frames, windows[indices] % len(self._frames))
         return self._batch(stacks, *(column[indices] for column in columns))
 
     def _in_place(self, *arrays: np.ndarray) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The networks: Nature DQN of the book, and the small dueling one of 07 and 08; their Adam."""
+"""The networks: Nature DQN of the book, and the small dueling one of 07, 08 and 10."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ class DQN(nn.Module):
 
     Attributes:
         arguments: these arguments, so that a checkpoint can tell how to build the network again.
-        temperature: with which the agent draws its actions, see ``lib.learning.agents.drawn``.
+        temperature: of the softmax that chooses actions, see ``agents.sample_softmax``.
     """
 
     temperature = 0.0  # greedy
@@ -102,7 +102,7 @@ class DQN(nn.Module):
         return self.fc(self.conv(self.pixels(frames)))
 
     def pixels(self, frames: torch.Tensor) -> torch.Tensor:
-        """The frames as input of the convolutions: how much brighter than their state's mean.
+        """Scale frames to 0 to 1 and subtract each state's mean: the input of the convolutions.
 
         Most pixels are background. It would move the sums of all units alike, and Adam would follow
         it first: then the ReLUs of a layer may all be 0 for good, and nothing is learned.
@@ -154,13 +154,3 @@ class DuelingDQN(DQN):
 
 
 NETWORKS: dict[str, type[DQN]] = {network.__name__: network for network in (DQN, DuelingDQN)}
-
-
-def adam(network: nn.Module, learning_rate: float, epsilon: float = 1e-8) -> torch.optim.Adam:
-    """Adam over all parameters in one fused pass.
-
-    The arithmetic is Adam's (Kingma and Ba, arXiv:1412.6980). Unfused, it reads the 1.7 million
-    parameters a dozen times. This costs more than a convolution on a CPU, and a dozen kernel
-    launches per tensor on a GPU.
-    """
-    return torch.optim.Adam(network.parameters(), lr=learning_rate, eps=epsilon, fused=True)

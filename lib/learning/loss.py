@@ -37,7 +37,7 @@ def squared_error(q: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor)
 
 
 def lambda_returns(
-    rewards: torch.Tensor, ended: torch.Tensor, values: torch.Tensor, gamma: float, q_lambda: float
+    rewards: torch.Tensor, dones: torch.Tensor, values: torch.Tensor, gamma: float, q_lambda: float
 ) -> torch.Tensor:
     """Q(lambda) returns of a rollout: a mix of the rewards and of the network's own estimates.
 
@@ -45,7 +45,7 @@ def lambda_returns(
 
     Args:
         rewards: float32, (time, environments).
-        ended: 1.0 where a game ended with the step, (time, environments). No value follows, not
+        dones: 1.0 where a game ended with the step, (time, environments). No value follows, not
             even after a truncated game.
         values: of the greedy action in each state and in the state after the last step, (time + 1,
             environments).
@@ -59,6 +59,6 @@ def lambda_returns(
     following = values[-1]
     for t in reversed(range(len(rewards))):
         mixed = (1 - q_lambda) * values[t + 1] + q_lambda * following
-        following = rewards[t] + gamma * (1 - ended[t]) * mixed
+        following = rewards[t] + gamma * (1 - dones[t]) * mixed
         returns[t] = following
     return returns

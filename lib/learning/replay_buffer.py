@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
 
 class ReplayRings:
-    """Frames and transitions in rings: what all replay buffers share.
+    """Ring buffers of frames and transitions: the base of all replay buffers.
 
     Transition i is at i % capacity, and frame n at n % n_frames. Windows hold the numbers n, which
     never wrap, so a frame that was overwritten is recognised. If many frames are overwritten before
@@ -216,8 +216,8 @@ class ReplayBuffer(ReplayRings):
         """Store some steps, in their order; always of the same environments."""
         for new in steps:
             # First come the frames that begin an episode, which fill the state; then all others.
-            firsts = self._frames_written + np.cumsum(new.begins) - 1
-            states = np.where(new.begins[:, None], firsts[:, None], self._states)
+            firsts = self._frames_written + np.cumsum(new.episode_starts) - 1
+            states = np.where(new.episode_starts[:, None], firsts[:, None], self._states)
             numbers = self._frames_written + len(new.first_frames) + np.arange(len(new.frames))
             windows = np.column_stack([states, numbers])
             self._states = windows[:, 1:]

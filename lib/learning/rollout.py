@@ -1,4 +1,4 @@
-"""The frames of the last rollout, and their returns."""
+"""Rollouts of all environments, and their Q(lambda) returns."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -7,13 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lib.learning.compiled_update import graph_or_plain
+from lib.learning.compiled_update import graph_or_eager
 from lib.learning.loss import lambda_returns
-from lib.transfer import rows, upload
+from lib.transfer import take_rows, upload
 
 
 class Targets(NamedTuple):
-    """Frames to learn from, on the training device."""
+    """Transitions with their returns, on the training device."""
 
     states: torch.Tensor  # uint8, (frames, stack, height, width)
     actions: torch.Tensor  # int64, (frames,)
@@ -47,8 +47,8 @@ class Rollout:
         self._states = torch.zeros((length, *states_shape), dtype=torch.uint8, device=device)
         self._values = torch.zeros((length + 1, n), device=device)
         self._actions = torch.zeros((length, n), dtype=torch.int64, device=device)
-        self._rewards, self._ended = torch.zeros((2, length, n), device=device)
-        # What ``outcome`` records, until the rollout is sent to the device: of the same kinds.
+        self._rewards, self._dones = torch.zeros((2, length, n), device=device)
+        # What ``record_step`` records, until the rollout is sent to the device: of the same kinds.
         kinds = np.int64, np.float32, np.float32
         self._outcomes = [np.zeros((length, n), kind) for kind in kinds]
         # A random order of the frames, and the place in it of the next sample. Sampling moves it.
@@ -56,30 +56,30 @@ class Rollout:
         self.position = torch.zeros((), dtype=torch.int64, device=device)
         self._step = 0
         self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next ``record``
-        self.complete = False  # a finished rollout exists
+        self.ready = False  # a finished rollout exists
         tables = (self._states, self._actions, self._rewards)  # all zeros
-        self.past = Targets(*(table.flatten(0, 1).clone() for table in tables))
+        self.targets = Targets(*(table.flatten(0, 1).clone() for table in tables))
 
     def __len__(self) -> int:
         """Number of frames of a rollout."""
-        return len(self.past.actions)
+        return len(self.targets.actions)
 
-    def state_values(self, states: torch.Tensor, values: torch.Tensor) -> None:
-        """Record all states, and the values of their greedy actions; the last ones complete it."""
+    def record_values(self, states: torch.Tensor, values: torch.Tensor) -> None:
+        """Record states and their greedy values; those after the last step complete the rollout."""
         self._values[self._step] = values
         if self._step == self._length:
-            tables = (self._actions, self._rewards, self._ended)
+            tables = (self._actions, self._rewards, self._dones)
             for table, new in zip(tables, upload(values.device, *self._outcomes), strict=True):
                 table.copy_(new)
             self._compute_returns()
             self._values[0] = values
             self._step = 0
-            self.complete = True
+            self.ready = True
         self._states[self._step] = states
 
-    def outcome(self, actions: np.ndarray, rewards: np.ndarray, ended: np.ndarray) -> None:
-        """Record actions, rewards and ends: int64, float32 and bool, (environments,)."""
-        for table, column in zip(self._outcomes, (actions, rewards, ended), strict=True):
+    def record_step(self, actions: np.ndarray, rewards: np.ndarray, dones: np.ndarray) -> None:
+        """Record actions, rewards and dones: int64, float32 and bool, (environments,)."""
+        for table, column in zip(self._outcomes, (actions, rewards, dones), strict=True):
             table[self._step] = column
         self._step += 1
 
@@ -94,10 +94,10 @@ class Rollout:
         ):  # fmt: skip
             table.index_copy_(0, self._place, new.unsqueeze(0))
 
-    def record_outcome(self, rewards: torch.Tensor, ended: torch.Tensor) -> None:
+    def record_outcome(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
         """Record what a step gave: float32 and bool, (environments,)."""
         self._rewards.index_copy_(0, self._place, rewards.unsqueeze(0))
-        self._ended.index_copy_(0, self._place, ended.float().unsqueeze(0))
+        self._dones.index_copy_(0, self._place, dones.float().unsqueeze(0))
         self._place.add_(1).remainder_(self._length)
 
     def finish(self, values: torch.Tensor) -> None:
@@ -108,18 +108,18 @@ class Rollout:
     @property
     def changing(self) -> list[torch.Tensor]:
         """What ``record_choice``, ``record_outcome`` and ``finish`` change."""
-        played = [self._states, self._values, self._actions, self._rewards, self._ended]
-        return [*played, *self.past, self._place, self._order, self.position]
+        played = [self._states, self._values, self._actions, self._rewards, self._dones]
+        return [*played, *self.targets, self._place, self._order, self.position]
 
     @cached_property
     def _compute_returns(self) -> Callable[[], None]:
-        return graph_or_plain("the returns", self._returns, self._order.device, self.changing)
+        return graph_or_eager("the returns", self._returns, self._order.device, self.changing)
 
     def _returns(self) -> None:
-        played = (self._rewards, self._ended, self._values)
+        played = (self._rewards, self._dones, self._values)
         returns = lambda_returns(*played, self.gamma, self.q_lambda)
-        for past, new in zip(self.past, (self._states, self._actions, returns), strict=True):
-            past.copy_(new.flatten(0, 1))
+        for target, new in zip(self.targets, (self._states, self._actions, returns), strict=True):
+            target.copy_(new.flatten(0, 1))
         torch.randperm(len(self), out=self._order)
         self.position.zero_()
 
@@ -128,4 +128,4 @@ class Rollout:
         places = self.position + torch.arange(batch_size, device=self.position.device)
         self.position.add_(batch_size)
         drawn = self._order[places % len(self)]
-        return Targets(*(rows(tensor, drawn) for tensor in self.past))
+        return Targets(*(take_rows(tensor, drawn) for tensor in self.targets))

@@ -1,4 +1,4 @@
-"""Numbers that change during training: by frame, or as the agent wins more points."""
+"""Schedules: values that change by frame, or as the agent wins more points."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,33 +25,32 @@ class LinearSchedule:
         return self.start + progress * (self.final - self.start)
 
 
-class Progress:
-    """How well the agent plays: the share of its last points that it won, smoothed; 0 to 1.
+class WinRate:
+    """Share of points won, an exponential moving average over ``points``; 0 to 1.
 
-    Known much sooner than the smoothed reward: a game has 21 points and more. It is smoothed
-    exponentially, over so many ``points``.
+    It follows the agent sooner than the smoothed reward: a game has 21 points and more.
     """
 
     def __init__(self, points: int = 300) -> None:
-        self.points, self.share = points, 0.0
+        self.points, self.value = points, 0.0
 
     def __call__(self, frame: int) -> float:
-        return self.share
+        return self.value
 
     def add(self, won: int, lost: int) -> None:
         if won + lost:
             kept = (1 - 1 / self.points) ** (won + lost)
-            self.share = kept * self.share + (1 - kept) * won / (won + lost)
+            self.value = kept * self.value + (1 - kept) * won / (won + lost)
 
-    def set_back(self) -> None:
-        """The agent has lost a trial, whatever points it won: it has to learn more again."""
-        self.share = min(self.share, 0.7)
+    def cap(self, most: float) -> None:
+        """Lower it, as after a lost trial: whatever points it won, the agent has to learn more."""
+        self.value = min(self.value, most)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"share": self.share}
+        return {"share": self.value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.share = state["share"]
+        self.value = state["share"]
 
 
 @dataclass
@@ -63,7 +62,7 @@ class ProgressSchedule:
 
     start: float  # the value until the agent wins the share ``begin``
     final: float  # the value from the share ``END`` on; more than 0, as it is reached by factors
-    # The share of points won, a ``Progress``. Or any number that rises from 0 to 1, by frame: in a
+    # The share of points won, a ``WinRate``. Or any number that rises from 0 to 1, by frame: in a
     # game without lost points the share says nothing.
     progress: Schedule
     begin: float = 0.3  # of the points: games end 9:21

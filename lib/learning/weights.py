@@ -14,11 +14,11 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 Weights = dict[str, torch.Tensor]  # by name, as a module's; or flat, by precision
-BETAS = 0.9, 0.999  # of Adam: how much stays of the mean of gradients, and of their square's
+BETAS = 0.9, 0.999  # of Adam: decay of the first moment (exp_avg), and of the second
 
 
 class MixedWeights:
-    """The weights of a network in float32 for Adam, and copies of them to compute with.
+    """Mixed precision: weights in float32 for Adam, and low-precision copies to compute with.
 
     ``weights``, ``compute`` and the moments of Adam are flat: {"low": float (n,), "float32": float
     (m,)}. ``named`` finds single weights in them.
@@ -78,7 +78,7 @@ class MixedWeights:
 
     @property
     def changing(self) -> list[torch.Tensor]:
-        """Everything that an update, or its trial, changes."""
+        """All tensors that an update changes."""
         return tree_leaves([self._parts(), self.compute, self.learning_rate])
 
     def state_dict(self) -> dict[str, Weights]:
@@ -116,33 +116,33 @@ class MixedWeights:
 
 
 class AveragedWeights(MixedWeights):
-    """Weights whose moving average plays: the agent acts with it, and is kept.
+    """Weights with an exponential moving average (EMA), which acts and is saved.
 
     Single updates change single decisions. Their average is a steadier agent than the last weights,
     and it is the agent of which avg_reward speaks.
 
     Attributes:
-        averaging: how far an update moves the average to the weights: 1 for all the way. A tensor.
-        acting: copies of the average, to choose actions with.
+        ema_step: 1 - decay of the average: 1 for a copy of the weights. A tensor.
+        ema_compute: copies of the average, to choose actions with.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.averaging = torch.ones_like(self.learning_rate)
+        self.ema_step = torch.ones_like(self.learning_rate)
         self.ema = {precision: w.clone() for precision, w in self.weights.items()}
-        self.acting = {precision: w.clone() for precision, w in self.compute.items()}
+        self.ema_compute = {precision: w.clone() for precision, w in self.compute.items()}
 
     @property
     def changing(self) -> list[torch.Tensor]:
         """As of ``MixedWeights``."""
-        return [*super().changing, *self.acting.values(), self.averaging]
+        return [*super().changing, *self.ema_compute.values(), self.ema_step]
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Weights]) -> None:
         """As of ``MixedWeights``."""
         super().load_state_dict(state)
         for precision, weight in self.ema.items():
-            self.acting[precision].copy_(weight)
+            self.ema_compute[precision].copy_(weight)
 
     def _parts(self) -> dict[str, Weights]:
         return super()._parts() | {"ema": self.named(self.ema)}
@@ -152,8 +152,8 @@ class AveragedWeights(MixedWeights):
         """Make a step of Adam, move the average, and refresh the copies of both."""
         super().adam(gradients)
         for precision, weight in self.weights.items():
-            self.ema[precision].lerp_(weight, self.averaging)
-            self.acting[precision].copy_(self.ema[precision])
+            self.ema[precision].lerp_(weight, self.ema_step)
+            self.ema_compute[precision].copy_(self.ema[precision])
 
     def agent(self) -> nn.Module:
         """A network with the average of the weights now."""

@@ -25,8 +25,8 @@ from lib.parallel.message_buffer import MessageReplayBuffer
 from lib.parallel.n_step import Message
 from lib.parallel.player import signals_blocked
 from lib.parallel.worker import ClusterOptions, VersionedWeights
-from lib.printing import say
-from lib.training.events import announce
+from lib.printing import print_line
+from lib.training.events import record_frames
 from lib.training.run import Failure, Run
 
 AHEAD = 2  # pending calls per player: it plays the next one while the last is on its way
@@ -50,8 +50,8 @@ class Players:
         args: passed to ``player``.
     """
 
-    def __init__(self, player: type, options: ClusterOptions, *args: Any) -> None:
-        self._player, self._options, self._args = player, options, args
+    def __init__(self, player: type, params: ClusterOptions, *args: Any) -> None:
+        self._player, self._params, self._args = player, params, args
         self._calls: dict[Any, int] = {}  # -> player
         self._lost: set[int] = set()  # players that are lost now
         self._weights: Any = None
@@ -65,7 +65,7 @@ class Players:
             Failure: there is no such cluster, or Ray does not start.
         """
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        address, count = self._options.address, self._options.players
+        address, count = self._params.address, self._params.players
         settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if not address:
             # 127.0.0.1 alone, which is what this variable does everywhere; and a token for this run
@@ -125,9 +125,9 @@ class Players:
             self._failed = failure
 
     def _messages(self) -> Iterator[list[Message]]:
-        for number in [*range(self._options.players)] * AHEAD:
+        for number in [*range(self._params.players)] * AHEAD:
             self._ask(number)
-        timeout = self._options.player_timeout
+        timeout = self._params.player_timeout
         deadline = monotonic() + max(timeout, START_SECONDS)
         while True:
             ready, _ = self._ray.wait(list(self._calls), timeout=WAIT_SECONDS)
@@ -158,9 +158,9 @@ class Players:
             pass
         if (number in self._lost) == (message is not None):  # this is new
             self._lost ^= {number}
-            told, count = "lost" if number in self._lost else "back", self._options.players
+            status, count = "lost" if number in self._lost else "back", self._params.players
             left = f"{count - len(self._lost)} of {count} play"
-            say(f"player {number} is {told}, {left}")
+            print_line(f"player {number} is {status}, {left}")
         return message
 
 
@@ -180,8 +180,8 @@ def learn_from(
         engine: is told of frames and episodes as they arrive.
         run: has the settings, among them ``frames_per_update`` and ``batch_size``.
     """
-    options, state = run.hp, engine.state
-    known = epsilons <= max(options.epsilon_final, epsilons.min())
+    params, state = run.params, engine.state
+    known = epsilons <= max(params.epsilon_final, epsilons.min())
 
     @engine.on(Events.ITERATION_COMPLETED(every=LOG_EVERY))
     def log() -> None:
@@ -194,13 +194,13 @@ def learn_from(
             counted = np.flatnonzero(known[new.player])
             episodes = [step[game] for step in new.episodes for game in counted]
             state.weights_age = state.iteration - new.version  # in updates
-            announce(engine, new.played, episodes)
+            record_frames(engine, new.played, episodes)
             if engine.should_terminate:
                 return
-            if buffer.added >= options.replay_initial:
-                due += new.played / options.frames_per_update
+            if buffer.added >= params.replay_initial:
+                due += new.played / params.frames_per_update
             while due >= 1:
                 due -= 1
-                yield buffer.sample(options.batch_size)
+                yield buffer.sample(params.batch_size)
         if run.signal is not None:  # also if nothing arrives
             return

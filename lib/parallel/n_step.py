@@ -73,7 +73,7 @@ class NStepRecorder:
             step: the outcome of the actions.
         """
         if self._ages:
-            ages = np.where(self._steps[-1].ended, 0, self._ages[-1] + 1)
+            ages = np.where(self._steps[-1].done, 0, self._ages[-1] + 1)
         else:
             ages = np.zeros(len(actions), dtype=np.int64)
         self._frames.append(states[:, -1].copy())  # the other frames of the stacks are known
@@ -88,7 +88,7 @@ class NStepRecorder:
         ages = np.stack(self._ages)
         n_games = ages.shape[1]
         starts = np.arange(self._begin, len(frames) - self.n_steps)
-        rewards, terminated, cut_short = self._returns(starts)
+        rewards, terminated, truncated = self._returns(starts)
 
         def windows(steps: np.ndarray) -> np.ndarray:
             """The frame numbers of these states; a game begins with its first frame repeated."""
@@ -97,7 +97,7 @@ class NStepRecorder:
             return shown * n_games + np.arange(n_games)[:, None]  # (steps, games, stack)
 
         both = np.concatenate([windows(starts), windows(starts + self.n_steps)], axis=2)
-        whole = ~cut_short  # a truncated game leaves no next state
+        whole = ~truncated  # a truncated game leaves no next state
         message = Message(
             player=player,
             version=version,
@@ -114,19 +114,19 @@ class NStepRecorder:
     def _returns(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Discounted rewards, and whether the game terminated or was cut short before the end."""
         rewards = np.stack([step.rewards for step in self._steps])
-        ended = np.stack([step.ended for step in self._steps])
-        over = np.stack([step.terminated for step in self._steps])
+        done = np.stack([step.done for step in self._steps])
+        terminal = np.stack([step.terminated for step in self._steps])
         shape = (len(starts), rewards.shape[1])
         returns = np.zeros(shape, dtype=np.float32)
         goes_on = np.ones(shape, dtype=bool)
-        terminated, cut_short = ~goes_on, ~goes_on
+        terminated, truncated = ~goes_on, ~goes_on
         for ahead in range(self.n_steps):
             now = starts + ahead
             returns += np.float32(self.gamma**ahead) * rewards[now] * goes_on
-            terminated |= goes_on & over[now]
-            cut_short |= goes_on & ended[now] & ~over[now]
-            goes_on &= ~ended[now]
-        return returns, terminated, cut_short
+            terminated |= goes_on & terminal[now]
+            truncated |= goes_on & done[now] & ~terminal[now]
+            goes_on &= ~done[now]
+        return returns, terminated, truncated
 
     def _forget(self) -> None:
         """Keep only the steps of incomplete transitions, and the steps that their states show."""

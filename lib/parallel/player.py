@@ -25,7 +25,7 @@ from torch import multiprocessing, nn
 
 from lib.devices import first_line
 from lib.envs.experience import Transitions
-from lib.gpu_checks import leave_out
+from lib.gpu_checks import fall_back
 from lib.training.machine import prepare_torch
 from lib.training.options import PlayerOptions
 from lib.training.run import Failure, describe_error
@@ -66,9 +66,9 @@ class Player:
     ``CopyOnCpu`` of a network on the GPU.
 
     Args:
-        play: a module-level function (the process is started with ``spawn``), called in the player
-            with the queue and ``args``. Its exceptions become the trainer's ``Failure``.
-        args: passed to ``play``.
+        target: a module-level function (the process is started with ``spawn``), called in the
+            player with the queue and ``args``. Its exceptions become the trainer's ``Failure``.
+        args: passed to ``target``.
         bound: how many steps the player may be ahead.
         timeout: seconds without a step after which the player counts as lost.
         device: where the player acts.
@@ -76,14 +76,14 @@ class Player:
 
     def __init__(
         self,
-        play: Callable[..., None],
+        target: Callable[..., None],
         args: tuple[Any, ...],
         bound: int,
         timeout: float = 60.0,
         device: torch.device | str = "cpu",
     ) -> None:
         self.bound, self.timeout = bound, timeout
-        self._play, self._args = play, args
+        self._target, self._args = target, args
         self._on_gpu = torch.device(device).type != "cpu"
         self._copies: list[CopyOnCpu] = []
         self._lost: Failure | None = None
@@ -96,7 +96,7 @@ class Player:
                     self._start(args)
                     return self
                 except (RuntimeError, Failure) as error:
-                    leave_out("the player on the GPU, it acts on the CPU", first_line(error))
+                    fall_back("the player on the GPU, it acts on the CPU", first_line(error))
             args = tuple(map(self._for_cpu, args))
         self._start(args)
         return self
@@ -116,7 +116,7 @@ class Player:
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(
             target=_run_player,
-            args=(theirs, self.bound, self._play, Packed(args)),
+            args=(theirs, self.bound, self._target, Packed(args)),
             name="player",
             daemon=True,  # never outlives the trainer
         )
@@ -210,7 +210,7 @@ def _is_on_gpu(arg: Any) -> bool:
 
 
 class Packed:
-    """Arrives in a process as bytes, which it unpacks itself, so that an error is one line."""
+    """Pickled arguments, which the process unpacks itself, so that an error is one line."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
         self.args = args
@@ -237,7 +237,7 @@ def signals_blocked(names: Iterable[str] = ("SIGINT", "SIGTERM", "SIGHUP")) -> I
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run_player(pipe: Connection, bound: int, play: Callable[..., None], packed: bytes) -> None:
+def _run_player(pipe: Connection, bound: int, target: Callable[..., None], packed: bytes) -> None:
     """The main function of the player's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows, where nothing is blocked
     prepare_torch(seed=0)  # its random numbers are streams of lib.seeds
@@ -246,7 +246,7 @@ def _run_player(pipe: Connection, bound: int, play: Callable[..., None], packed:
     try:
         args = ForkingPickler.loads(packed)
         pipe.send(True)
-        play(ExperienceQueue(pipe, bound), *args)
+        target(ExperienceQueue(pipe, bound), *args)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer has ended
     except Exception as error:

@@ -14,7 +14,7 @@ from torch import nn
 
 from lib.envs.vector_env import StackedVectorEnv, fast_games
 from lib.seeds import PLAYERS, stream
-from lib.training.options import ReplayOptions, of_playing, of_wrappers
+from lib.training.options import ReplayOptions, playing_option, wrapper_option
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,21 @@ class ClusterOptions(ReplayOptions):
     """Settings of rungs whose players are Ray actors; another cluster may resume a run."""
 
     vector_env = True  # states are those of ALE's vector environment, not those of wrappers
-    address: str = of_playing(
-        "", "host:port of the Ray cluster to join (default: start Ray here)", free=True
+    address: str = playing_option(
+        "", "host:port of the Ray cluster to join (default: start Ray here)", may_change=True
     )
-    players: int = of_playing(1, "number of players (Ray actors)", 1, 10_000, free=True)
-    envs: int = of_playing(8, "environments of each player, stepped together", 1, 256)
-    message_steps: int = of_playing(32, "steps of each game per message to the learner", 10, 1_000)
-    max_pool: bool = of_wrappers(False, "frame skip takes the maximum of the last two frames")
-    stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
-    sync_updates: int = of_playing(50, "updates between broadcasts of the weights", 1)
-    player_timeout: float = of_playing(
-        60.0, "fail after so many seconds without a frame", 1, 10**6, free=True
+    players: int = playing_option(
+        1, "number of players (Ray actors)", low=1, high=10_000, may_change=True
+    )
+    envs: int = playing_option(8, "environments of each player, stepped together", low=1, high=256)
+    message_steps: int = playing_option(
+        32, "steps of each game per message to the learner", low=10, high=1_000
+    )
+    max_pool: bool = wrapper_option(False, "frame skip takes the maximum of the last two frames")
+    stack: int = wrapper_option(2, "stacked frames per state", low=1, high=16)
+    sync_updates: int = playing_option(50, "updates between broadcasts of the weights", low=1)
+    player_timeout: float = playing_option(
+        60.0, "fail after so many seconds without a frame", low=1, high=10**6, may_change=True
     )
 
     @property
@@ -40,8 +44,8 @@ class ClusterOptions(ReplayOptions):
         """As ``CommonOptions.samples``; it does not depend on how many games there are."""
         return self.batch_size
 
-    def why_invalid(self) -> str | None:
-        if message := super().why_invalid():
+    def validation_error(self) -> str | None:
+        if message := super().validation_error():
             return message
         host, _, port = self.address.rpartition(":")
         if self.address and not (host and port.isdecimal()):

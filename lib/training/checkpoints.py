@@ -28,7 +28,7 @@ KINDS = ("solved", "best", "latest", "previous")  # play.py takes the first kind
 NEWEST = 5  # runs to name, where their folder was given in place of one
 SETTINGS = "settings"  # the key of the script and the hyperparameters
 EVENT_FILES = "events.out.tfevents.[1-9]*"  # those of curves, see ``lib.training.hparams``
-REPLAY = ("buffer", "experience")  # to play with an agent takes neither
+REPLAY = ("buffer", "experience")  # an agent needs neither to play
 COUNTERS = (
     "iteration", "frames", "episodes", "first_reward", "avg_reward", "reached", "update_due",
 )  # fmt: skip
@@ -130,7 +130,7 @@ def save_checkpoints(
         saved: what a rung saves; each has ``state_dict`` and ``load_state_dict``.
         figures: the same, for what ignite resets when the engine starts.
     """
-    options, folder, state = run.hp, run.folder / FOLDER, engine.state
+    params, folder, state = run.params, run.folder / FOLDER, engine.state
     figures = {"progress": RunProgress(engine, run), **figures}
     best = -math.inf
     if run.checkpoint:
@@ -156,7 +156,7 @@ def save_checkpoints(
                 f"no checkpoint could be written to {folder}, with {free:,} MB free: {error}"
             ) from None
 
-    if every := options.checkpoint_every:
+    if every := params.checkpoint_every:
         engine.add_event_handler(Events.ITERATION_COMPLETED(every=every) | Events.COMPLETED, save)
 
 
@@ -187,7 +187,7 @@ def load_checkpoint(
         place, goal = run.folder / FOLDER, checkpoint[SETTINGS]["hyperparameters"]["stop_reward"]
         if (solved := place / "solved.pt").exists():  # it is not what is trained on from now on
             solved.replace(place / f"solved-{goal:g}.pt")
-        if goal != run.hp.stop_reward:
+        if goal != run.params.stop_reward:
             engine.state.reached = dict.fromkeys(engine.state.reached, math.nan)
         checkpoint["file"].replace(place / "latest.pt")  # where that is damaged
         for name, length in lengths.items():
@@ -201,8 +201,8 @@ def load_checkpoint(
 
 
 def describe_settings(run: Run, net: Any) -> dict[str, Any]:
-    """What a resumed run must agree with, and what ``lib.training.evaluation`` needs to play."""
-    settings, preprocessing = asdict(run.hp), asdict(run.hp.preprocessing)
+    """Script, hyperparameters, preprocessing and network: to resume the run, or play its agent."""
+    settings, preprocessing = asdict(run.params), asdict(run.params.preprocessing)
     kept = {"script": run.script, "hyperparameters": settings, "preprocessing": preprocessing}
     network = getattr(net, "network", net)  # of MixedWeights
     if network is not None:
@@ -219,7 +219,7 @@ class RunProgress:
         self.gpu = None if device.type == "cpu" else torch.get_device_module(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps; the event files are on the disk then."""
+        """For a checkpoint; writes the event files to the disk first."""
         self.run.tensorboard.writer.flush()
         files = list(self.run.folder.glob(EVENT_FILES))
         for file in files:  # a checkpoint must not outlive the points that it counts

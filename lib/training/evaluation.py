@@ -27,7 +27,7 @@ from lib.envs.vector_env import StackedVectorEnv, ale_games, fast_games
 from lib.learning.agents import QFunction
 from lib.learning.compiled_update import CapturedForward
 from lib.learning.dqn_model import DQN, NETWORKS
-from lib.printing import plural, say
+from lib.printing import plural, print_line
 from lib.seeds import ACTIONS, TRIAL, game_seeds, stream
 from lib.training.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
 from lib.training.events import PlayEvents
@@ -56,8 +56,8 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
     )
     space, actions = env.observation_space, p.actions
     assert isinstance(space, Box)
-    space = Box(p.seen(space.low), p.seen(space.high), dtype=np.uint8)
-    env = TransformObservation(env, p.seen, space)
+    space = Box(p.transform(space.low), p.transform(space.high), dtype=np.uint8)
+    env = TransformObservation(env, p.transform, space)
     if actions is None:
         return env
     return TransformAction(env, lambda action: actions[action], Discrete(len(actions)))
@@ -113,7 +113,7 @@ def play_games(
 def choose(
     values: np.ndarray, epsilon: float, temperature: float, randoms: Sequence[np.random.Generator]
 ) -> np.ndarray:
-    """Random actions with probability epsilon, else those of ``lib.learning.agents.drawn``.
+    """Epsilon-greedy actions, or epsilon-softmax ones, with random numbers of each game.
 
     Args:
         values: float32 (n, actions).
@@ -156,30 +156,30 @@ def evaluate(q_function: QFunction, run: Run) -> None:
     if not run.solved:
         return
     if run.signal is not None:
-        say("no games after training: the run was interrupted")
+        print_line("no games after training: the run was interrupted")
         return
     most = Preprocessing.noop_max - 2  # ALE draws 0 to 29 emulated frames, FIRE among them
     for tag, title, count, sticky in (
         ("reward", f"games after FIRE and up to {most} no-ops", EPISODES, 0.0),
         ("sticky_reward", f"sticky actions ({STICKY:g}), not required", STICKY_EPISODES, STICKY),
     ):
-        games = make_games(run.hp.preprocessing, SEED + np.arange(count), sticky)
+        games = make_games(run.params.preprocessing, SEED + np.arange(count), sticky)
         rewards = [0.0] * count
         layout: dict[str, Any] = {"leave": False, "disable": None, "dynamic_ncols": True}
         with tqdm(total=count, desc=title, miniters=0, **layout) as bar:
-            played = play_games(games, q_function, EPSILON, run.hp.temperature, run.device)
+            played = play_games(games, q_function, EPSILON, run.params.temperature, run.device)
             for ended in played:
                 bar.update(len(ended))  # 0, too, so that its clock goes on
                 for number, game in ended:
                     rewards[number] = game.reward
-        say(f"{title}, epsilon {EPSILON:g}:\n{describe(rewards)}")
+        print_line(f"{title}, epsilon {EPSILON:g}:\n{describe(rewards)}")
         for number, reward in enumerate(rewards, start=1):
             run.tensorboard.writer.add_scalar(f"evaluation/{tag}", reward, number)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What the agent that would be saved made of its games, which end when one is lost.
+    """Result of a trial: games of the agent that would be saved, stopped at the first loss.
 
     avg_reward speaks of an agent that goes on learning; frozen, it may lose the same point again
     and again.
@@ -201,7 +201,7 @@ class Trial:
 
     @property
     def decided(self) -> bool:
-        """Whether it was played until it was known how it ends."""
+        """Whether the result is certain: one game was lost, or all have ended."""
         return len(self.rewards) == self.games or min(self.rewards, default=0) < 0
 
     @property
@@ -210,29 +210,29 @@ class Trial:
         return self.won == self.games and self.mean >= self.goal
 
 
-def try_agent(agent: QFunction, engine: Engine, run: Run) -> Trial:
+def run_trial(agent: QFunction, engine: Engine, run: Run) -> Trial:
     """Play ``--trial-games`` new games at once, with epsilon 0.01; signals end them, too.
 
     The seed and the frame of the engine decide which games. They begin with FIRE and up to 58
     no-ops: with up to 28, as in training, they would all have starts that the agent has learned.
     """
-    options = run.hp
-    seeds = game_seeds(options.seed, options.trial_games, TRIAL, engine.state.frames)
-    trial = Trial(options.trial_games, rewards := [], options.stop_reward)
+    params = run.params
+    seeds = game_seeds(params.seed, params.trial_games, TRIAL, engine.state.frames)
+    trial = Trial(params.trial_games, rewards := [], params.stop_reward)
     engine.state.trial = trial
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for so few states the others would only take cores from the games
     # In two parts: one is played while the agent chooses the actions of the other.
     parts = np.array_split(seeds, min(2, len(seeds)))
-    make = partial(make_games, options.preprocessing, noop_max=TRIAL_NOOP_MAX)
+    make = partial(make_games, params.preprocessing, noop_max=TRIAL_NOOP_MAX)
     halves = [make(part) for part in parts]
     with torch.no_grad():
         agent = CapturedForward(agent, halves[0].shape, run.device)
-    settings = agent, EPSILON, options.temperature, run.device
+    settings = agent, EPSILON, params.temperature, run.device
     played = (play_games(half, *settings) for half in halves)
     for ended in chain.from_iterable(zip_longest(*played, fillvalue=[])):
         rewards += [game.reward for _, game in ended]
-        engine.fire_event(PlayEvents.TRYING)
+        engine.fire_event(PlayEvents.TRIAL_STEP)
         if run.signal is not None or trial.decided:
             break
     torch.set_num_threads(threads)
@@ -266,12 +266,12 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
             f"the checkpoint of {settings['script']} does not name its network: an earlier version "
             "saved it, so play it with that version"
         )
-    told, weights = settings["network"], checkpoint.get("net", {})
+    spec, weights = settings["network"], checkpoint.get("net", {})
     try:
         earlier = {"vector_env": settings["script"] >= "05"}  # was not told by all versions
         preprocessing = Preprocessing(**earlier | settings["preprocessing"])
         check_env_id(preprocessing.env)
-        network = NETWORKS[told["class"]](**told["arguments"])
+        network = NETWORKS[spec["class"]](**spec["arguments"])
         # Of 06 to 08: the averaged weights, or those in float32, without the moments of Adam.
         network.load_state_dict(weights.get("ema", weights.get("weights", weights)))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -1,8 +1,8 @@
-"""How playing reaches the ignite engine: events and counters.
+"""Events and counters of playing, for the ignite engine.
 
 One iteration of the engine is one update. Experience arrives between iterations. It also arrives
 while the replay buffer is filled, before the first iteration. So playing has events of its own,
-fired by ``announce``. Their counters are in the engine's state:
+fired by ``record_frames``. Their counters are in the engine's state:
 
     frames, episodes   so far
     episode            the last whole game
@@ -18,15 +18,15 @@ from lib.envs.experience import Episode
 
 
 class PlayEvents(EventEnum):
-    """What playing adds to ignite's events."""
+    """Events of playing, besides ignite's ``Events``."""
 
     FRAMES_PLAYED = "frames_played"  # new transitions are in the replay buffer
-    FILLING = "filling"  # once every 1,000 frames until training begins
+    FILLING_PROGRESS = "filling"  # once every 1,000 frames until training begins
     TRAINING_BEGINS = "training_begins"  # before the first update
     EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
-    REACHED = "reached"  # avg_reward reached --stop-reward for the first time
-    TRYING = "trying"  # a step of all games of a trial
-    TRIED = "tried"  # the agent that would be saved has played its trial
+    BOUND_REWARD_REACHED = "reached"  # avg_reward reached --stop-reward for the first time
+    TRIAL_STEP = "trying"  # a step of all games of a trial
+    TRIAL_COMPLETED = "tried"  # the agent that would be saved has played its trial
     SOLVED = "solved"  # avg_reward is there, and the agent passed its trial, if it has one
 
 
@@ -42,8 +42,8 @@ def logged_episodes(envs: int) -> CallableEventWithFilter:
     return PlayEvents.EPISODE_COMPLETED(every=max(1, envs // 256))  # type: ignore[operator]
 
 
-def announce(engine: Engine, frames: int, episodes: Iterable[Episode | None]) -> None:
-    """Count new frames, and the games that ended with them, and fire their events."""
+def record_frames(engine: Engine, frames: int, episodes: Iterable[Episode | None]) -> None:
+    """Count new frames and finished episodes in the engine's state, and fire their events."""
     state = engine.state
     state.frames += frames
     state.update_due |= frames > 0

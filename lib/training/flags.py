@@ -24,7 +24,7 @@ from lib.training.evaluation import read_agent
 from lib.training.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
-OF_ONE_CALL = ("max_frames", "run_dir", "resume")  # a resumed run does not take them over
+NOT_RESUMED = ("max_frames", "run_dir", "resume")  # a resumed run does not take them over
 NEAR = 0.84  # alike enough to be a slip: seeds and --seed are, n-steps and --steps are not
 SYNONYMS = {"gpu": "--cuda", "cpu": "--device cpu", "load": "--init-from", "games": "--episodes"}
 SYNONYMS |= dict.fromkeys(("n-envs", "num-envs"), "--envs")
@@ -39,12 +39,12 @@ class FlagParser(OneLineParser):
         values, unknown = self.parse_known_args(dashed, namespace)
         if unknown:
             flag, flags = unknown[0].split("=")[0], self._option_string_actions
-            words = {word: told for word, told in SYNONYMS.items() if told.split()[0] in flags}
+            words = {word: hint for word, hint in SYNONYMS.items() if hint.split()[0] in flags}
             words |= {shortened(name[2:].replace("-", "_")): name for name in flags}
             words |= {name[2:]: name for name in flags}
             near = get_close_matches(flag[2:], words, 1, NEAR)
-            told = f": did you mean {words[near[0]]}?" if near else ""
-            self.error(f"there is no {flag}{told}")
+            hint = f": did you mean {words[near[0]]}?" if near else ""
+            self.error(f"there is no {flag}{hint}")
         return values
 
 
@@ -70,38 +70,38 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     given = vars(parser.parse_args(argv))
     for name in (name for name, value in given.items() if value == ""):  # as of an unset variable
         parser.error(f"--{name.replace('_', '-')}: must not be empty")
-    values = options(**given)
+    params = options(**given)
     settings, played, solved = dict[str, Any](), 0, False  # of the run to resume
-    if values.resume:
-        settings, played, solved = _settings_of(values.resume, parser)
+    if params.resume:
+        settings, played, solved = _settings_of(params.resume, parser)
         if gone := sorted(settings.keys() - entries.keys()):
             parser.error(
                 f"--resume: this version has no setting {', '.join(gone)}: an earlier version "
-                f"began the run in {values.resume}, so resume it with that version"
+                f"began the run in {params.resume}, so resume it with that version"
             )
-        place = Path(values.resume).resolve().parent
-        if "run_dir" in given and Path(values.run_dir).resolve() != place:
-            parser.error(f"--run-dir: a resumed run stays in its folder, {values.resume}")
+        place = Path(params.resume).resolve().parent
+        if "run_dir" in given and Path(params.run_dir).resolve() != place:
+            parser.error(f"--run-dir: a resumed run stays in its folder, {params.resume}")
         # The resumed run has these settings by default; only some of them may change.
-        values = options(**{k: v for k, v in settings.items() if k not in OF_ONE_CALL} | given)
-    elif values.init_from:
+        params = options(**{k: v for k, v in settings.items() if k not in NOT_RESUMED} | given)
+    elif params.init_from:
         try:
-            read_agent(values.init_from)
+            read_agent(params.init_from)
         except CheckpointError as error:
             parser.error(f"--init-from: {error}")
-    if message := values.why_invalid():
+    if message := params.validation_error():
         parser.error(message)
-    values = values.settled()
+    params = params.resolved()
     for name, value in settings.items():
-        if not entries[name].metadata["free"] and getattr(values, name) != value:
+        if not entries[name].metadata["may_change"] and getattr(params, name) != value:
             flag = "--" + name.replace("_", "-")
-            parser.error(f"{flag}: the run in {values.resume} has {value}")
-    if 0 < values.max_frames <= played:
-        parser.error(f"--max-frames: the run in {values.resume} has played {played:,} frames")
-    if solved and values.stop_reward <= (goal := settings["stop_reward"]):
+            parser.error(f"{flag}: the run in {params.resume} has {value}")
+    if 0 < params.max_frames <= played:
+        parser.error(f"--max-frames: the run in {params.resume} has played {played:,} frames")
+    if solved and params.stop_reward <= (goal := settings["stop_reward"]):
         on = f"play.py plays its agent, and a --stop-reward above {goal:g} trains it on"
-        parser.error(f"--resume: the run in {values.resume} is solved: {on}")
-    return values
+        parser.error(f"--resume: the run in {params.resume} is solved: {on}")
+    return params
 
 
 def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], int, bool]:
@@ -136,17 +136,17 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
     if kind is bool:
         default = "on" if default else "off"
     default = "" if default in (None, "") else f" (default: {default})"
-    told = {"default": argparse.SUPPRESS, "help": meta["help"] + default.replace("%", "%%")}
+    keywords = {"default": argparse.SUPPRESS, "help": meta["help"] + default.replace("%", "%%")}
     if kind is bool:
         # Each gets a --no-... flag, too: a resumed run has it on, if the run before had it on.
-        parser.add_argument(flag, action=argparse.BooleanOptionalAction, **told)
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, **keywords)
         return
     parser.add_argument(
         *([flag, "--dev"] if flag == "--device" else [flag]),  # as in the book
         type=str if kind is str else number(kind, meta["low"], meta["high"]),
         metavar=None if meta["choices"] else kind.__name__.upper(),
         choices=meta["choices"],
-        **told,
+        **keywords,
     )
 
 
@@ -157,8 +157,8 @@ def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callab
         try:
             value = (_whole if kind is int else float)(text)
         except (ValueError, OverflowError):
-            told = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {told}") from None
+            expected = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {expected}") from None
         if not low <= value <= high:  # NaN fails here, too
             allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"
             allowed = "a number" if low == -math.inf else allowed

@@ -24,18 +24,18 @@ from ignite.handlers import TensorboardLogger
 
 from lib.learning.agents import QFunction
 from lib.learning.schedules import Schedule
-from lib.printing import say
+from lib.printing import print_line
 from lib.training.checkpoints import CheckpointError, save_checkpoints
-from lib.training.evaluation import read_agent, try_agent
+from lib.training.evaluation import read_agent, run_trial
 from lib.training.events import COUNTERS, PlayEvents, logged_episodes
 from lib.training.run import Failure, Run, end_on_signals, on_signals
 from lib.training.terminal import Terminal
 
 FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
-LOOK_EVERY = 1_000  # updates between looks whether the network has died
+CHECK_EVERY = 1_000  # updates between checks whether the network has died
 ALPHA = 0.98  # of the smoothed reward and loss
-TRY_EVERY = 25  # episodes between trials of the agent, or a quarter as many as there are games
+TRIAL_EVERY = 25  # episodes between trials of the agent, or a quarter as many as there are games
 
 
 def attach_handlers(
@@ -45,7 +45,7 @@ def attach_handlers(
     saved: dict[str, Any],
     make_agent: Callable[[], QFunction] | None = None,
 ) -> None:
-    """Attach everything that a rung needs around its updates.
+    """Attach all handlers of a rung: reward, FPS, TensorBoard, checkpoints, stopping.
 
     The engine's process function returns the loss as a detached tensor, which stays on its
     device. Nothing here waits for the device more often than every ``LOG_EVERY`` updates.
@@ -60,29 +60,29 @@ def attach_handlers(
             training ends, see ``lib.training.evaluation``; None: avg_reward alone decides.
     """
     engine.logger.disabled = True  # lib.training.launch reports a failure, once
-    if run.hp.init_from and not run.checkpoint:
+    if run.params.init_from and not run.checkpoint:
         load_weights(saved, run)
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
 
     def passes() -> bool:
         if make_agent is None:
             return True
-        trial = engine.state.trial = try_agent(make_agent(), engine, run)
+        trial = engine.state.trial = run_trial(make_agent(), engine, run)
         if trial.decided:  # no signal ended it
-            engine.fire_event(PlayEvents.TRIED)
+            engine.fire_event(PlayEvents.TRIAL_COMPLETED)
         return trial.passed
 
-    envs = getattr(run.hp, "envs", 1)
+    envs = getattr(run.params, "envs", 1)
     track_reward(engine)
     speed = Speed(engine)
     average = track_loss(engine)
-    tell_of_death(engine, saved["net"])
+    warn_if_network_died(engine, saved["net"])
     stop_early(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon, envs)
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
     save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
     Terminal(run).attach(engine)
-    stop_when_solved(engine, run.hp.stop_reward, passes, max(TRY_EVERY, envs // 4))
+    stop_when_solved(engine, run.params.stop_reward, passes, max(TRIAL_EVERY, envs // 4))
     end_training(engine, run)
 
 
@@ -103,12 +103,12 @@ def track_reward(engine: Engine) -> None:
 
 
 def stop_when_solved(
-    engine: Engine, goal: float | None, passes: Callable[[], bool], try_every: int = TRY_EVERY
+    engine: Engine, goal: float | None, passes: Callable[[], bool], trial_every: int = TRIAL_EVERY
 ) -> None:
     """Stop when the game is solved: not before the first update, and never without a goal.
 
     ``passes`` is asked whether it is, when avg_reward has reached the goal, and again after
-    ``try_every`` episodes. Curves and terminal have the game that brought it there before.
+    ``trial_every`` episodes. Curves and terminal have the game that brought it there before.
     """
     state = engine.state
     next_trial = 0
@@ -121,9 +121,9 @@ def stop_when_solved(
             return
         if math.isnan(state.reached["frames"]):
             state.reached = {"frames": state.frames, "minutes": state.time_passed / 60}
-            engine.fire_event(PlayEvents.REACHED)
+            engine.fire_event(PlayEvents.BOUND_REWARD_REACHED)
         if state.episodes >= next_trial:
-            next_trial = state.episodes + try_every
+            next_trial = state.episodes + trial_every
             if passes():
                 state.solved = True
                 engine.terminate()
@@ -131,21 +131,21 @@ def stop_when_solved(
 
 
 def load_weights(saved: dict[str, Any], run: Run) -> None:
-    """Begin with the weights of ``--init-from``; all else begins anew.
+    """Load the weights of ``--init-from`` into the networks; all else starts anew.
 
     Raises:
         CheckpointError: they are those of another network.
     """
-    weights = read_agent(place := run.hp.init_from)[0].state_dict()
+    weights = read_agent(place := run.params.init_from)[0].state_dict()
     try:
         for part in (saved[name] for name in ("net", "target_net") if name in saved):
             state = part.state_dict()  # of 06 to 08 with Adam's moments, and the average
             parts = dict.fromkeys({"weights", "ema"} & state.keys(), weights)
             part.load_state_dict(state | parts if parts else weights)
     except (KeyError, RuntimeError):
-        told = f"--init-from: the network of {place} is not that of {run.script}"
-        raise CheckpointError(told) from None
-    say(f"begins with the weights of {place}")
+        message = f"--init-from: the network of {place} is not that of {run.script}"
+        raise CheckpointError(message) from None
+    print_line(f"begins with the weights of {place}")
 
 
 class Speed:
@@ -187,7 +187,7 @@ class Speed:
         state.time_passed = time.perf_counter() - self.began
         if state.phase == "filling" and state.frames - self.lap[1] >= FILLING_EVERY:
             self.measure()
-            self.engine.fire_event(PlayEvents.FILLING)
+            self.engine.fire_event(PlayEvents.FILLING_PROGRESS)
 
     def measure(self) -> None:
         """Measure frames per second since the last call, and over the whole phase."""
@@ -229,7 +229,7 @@ class Speed:
 
 
 class AverageLoss:
-    """The loss, smoothed exponentially; every ``LOG_EVERY`` updates it is known.
+    """Exponential moving average of the loss, computed every ``LOG_EVERY`` updates.
 
     Until then losses stay on their device as they are: to smooth them there would take more kernels
     than some updates.
@@ -274,13 +274,13 @@ def track_loss(engine: Engine) -> AverageLoss:
     return average
 
 
-def tell_of_death(engine: Engine, net: Any) -> None:
-    """Say it once when the first layer stands still: no gradient reaches it, now or later.
+def warn_if_network_died(engine: Engine, net: Any) -> None:
+    """Warn once if the first layer's weights did not change in 1,000 updates.
 
-    Then all units of a later layer are 0 in every state (dead ReLUs), so all states have the same
-    values.
+    Then all units of a later layer are 0 in every state (dead ReLUs): no gradient reaches the first
+    layer, now or later, and all states have the same values.
     """
-    looks = Events.ITERATION_COMPLETED(every=LOOK_EVERY)
+    looks = Events.ITERATION_COMPLETED(every=CHECK_EVERY)
     last: torch.Tensor | None = None
 
     def look() -> None:
@@ -288,7 +288,7 @@ def tell_of_death(engine: Engine, net: Any) -> None:
         state = net.state_dict()  # of 06 to 08 with Adam's moments beside the weights
         first = next(iter(state.get("weights", state).values())).clone()
         if last is not None and torch.equal(first, last):
-            say(
+            print_line(
                 f"the network died within {engine.state.iteration:,} updates and learns nothing: "
                 "try another --seed, or a larger --adam-epsilon"
             )
@@ -311,7 +311,7 @@ def stop_early(engine: Engine, run: Run) -> None:
 
     @engine.on(PlayEvents.FRAMES_PLAYED | Events.ITERATION_COMPLETED)
     def end() -> None:
-        if run.signal is not None or 0 < run.hp.max_frames <= engine.state.frames:
+        if run.signal is not None or 0 < run.params.max_frames <= engine.state.frames:
             engine.terminate()
 
     engine.add_event_handler(Events.STARTED, on_signals, stop, stop)
@@ -326,8 +326,8 @@ def end_training(engine: Engine, run: Run) -> None:
     @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
     def end(engine: Engine, error: BaseException | None = None) -> None:
         ended = engine.should_terminate or run.signal is not None  # else its player was lost
-        told = isinstance(error, KeyboardInterrupt) if error else ended
-        if told and run.outcome is None:
+        has_outcome = isinstance(error, KeyboardInterrupt) if error else ended
+        if has_outcome and run.outcome is None:
             run.write_outcome(engine.state)
         end_on_signals()
         if error:
@@ -356,11 +356,11 @@ def log_to_tensorboard(
         write("episodes", state.episodes, **reward, steps=state.episode.steps, **now)
         write("by_frames", state.frames, **reward)
 
-    @engine.on(PlayEvents.TRIED)
+    @engine.on(PlayEvents.TRIAL_COMPLETED)
     def trial() -> None:
         write("trial", state.frames, won=state.trial.won, mean=state.trial.mean)
 
-    @engine.on(PlayEvents.FILLING)
+    @engine.on(PlayEvents.FILLING_PROGRESS)
     def filling() -> None:
         write_progress("filling", state.frames)
 

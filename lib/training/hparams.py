@@ -50,6 +50,6 @@ def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     written = folder / "hparams.tmp"
     with written.open("wb") as file:
         records = RecordWriter(file)
-        for told in ({"file_version": "brain.Event:2"}, {"summary": columns}, {"summary": begin}):
-            records.write(Event(wall_time=time.time(), **told).SerializeToString())
+        for event in ({"file_version": "brain.Event:2"}, {"summary": columns}, {"summary": begin}):
+            records.write(Event(wall_time=time.time(), **event).SerializeToString())
     written.replace(folder / FILE)

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from ignite.handlers import TensorboardLogger
 
 from lib.devices import cores
-from lib.printing import open_streams, plural, say
+from lib.printing import open_streams, plural, print_line
 from lib.training.checkpoints import EVENT_FILES, CheckpointError, find_checkpoint, read_latest
 from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, free_cores, prepare_torch
@@ -52,66 +52,68 @@ def launch(
     open_streams()
     threading.excepthook = _report_unless_reported
     try:
-        options = parse(options_class, description or "")  # python -OO has no docstrings
+        params = parse(options_class, description or "")  # python -OO has no docstrings
         end_on_signals()
-        device = options.training_device
+        device = params.training_device
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)  # where streams and graphs are made
-        prepare_torch(options.seed)
-        asked = options.threads or device.type != "cpu"  # else the cores are looked at
+        prepare_torch(params.seed)
+        asked = params.threads or device.type != "cpu"  # else the cores are looked at
         free = cores() if asked else free_cores()
-        torch.set_num_threads(options.torch_threads(min(free, torch.get_num_threads())))
+        torch.set_num_threads(params.torch_threads(min(free, torch.get_num_threads())))
         try:
-            folder, checkpoint, _lock = open_folder(options, script)
+            folder, checkpoint, _lock = open_folder(params, script)
         except (OSError, CheckpointError) as error:
-            flag = "--resume" if options.resume else "--run-dir"
-            say(f"{script}: error: {flag}: {error}", sys.stderr)
+            flag = "--resume" if params.resume else "--run-dir"
+            print_line(f"{script}: error: {flag}: {error}", sys.stderr)
             sys.exit(2)
-        say(f"run folder {folder}")
+        print_line(f"run folder {folder}")
         machine = describe_machine(device)
-        told = ", ".join(f"{name} {value}" for name, value in machine.items())
-        autocast = "bfloat16 autocast" if options.amp else "float32"
-        told = f"{script} in {getattr(options, 'precision', autocast)} on {told}"
-        say(textwrap.fill(told, 80, subsequent_indent="  "))
+        text = ", ".join(f"{name} {value}" for name, value in machine.items())
+        autocast = "bfloat16 autocast" if params.amp else "float32"
+        text = f"{script} in {getattr(params, 'precision', autocast)} on {text}"
+        print_line(textwrap.fill(text, 80, subsequent_indent="  "))
         if free < cores():
-            say(f"{free} of {cores()} cores free: torch gets no more threads (see --threads)")
-        for remark in options.remarks():
-            say(remark)
-        if options.stop_reward is None:
-            say("no goal: it trains until --max-frames, a --stop-reward, or Ctrl-C")
+            print_line(
+                f"{free} of {cores()} cores free: torch gets no more threads (see --threads)"
+            )
+        for notice in params.notices():
+            print_line(notice)
+        if params.stop_reward is None:
+            print_line("no goal: it trains until --max-frames, a --stop-reward, or Ctrl-C")
         if checkpoint:
             frames, updates = (checkpoint["progress"][name] for name in ("frames", "iteration"))
-            say(f"resumed after {plural(frames, 'frame')}, {plural(updates, 'update')}")
+            print_line(f"resumed after {plural(frames, 'frame')}, {plural(updates, 'update')}")
         # TensorBoard should show new points within seconds.
         with TensorboardLogger(folder, flush_secs=5) as tensorboard:
-            run = Run(options, device, folder, tensorboard, script, checkpoint, machine=machine)
+            run = Run(params, device, folder, tensorboard, script, checkpoint, machine=machine)
             del checkpoint  # the run has it, and drops it when it has started
-            if not options.resume:  # else when it is known to work
+            if not params.resume:  # else when it is known to work
                 run.write_settings()
             try:
-                train(options, run)
+                train(params, run)
             except KeyboardInterrupt:
                 if run.signal is not None or not run.solved:  # training itself was interrupted
                     raise
-                say("the games after training were cut short")
+                print_line("the games after training were cut short")
         gc.collect()  # engine and handlers are a circle: torch's memory should not outlive them
-        say_end(run)
+        print_outcome(run)
         if run.signal is None or run.solved:
             sys.exit(0)
-        say_how_to_resume(folder)
+        print_resume_command(folder)
         sys.exit(128 + run.signal)
     except (Failure, CheckpointError, OSError, RuntimeError, MemoryError) as error:
         known = isinstance(error, (Failure, CheckpointError, OSError))  # e.g. the disk is full
         failure = error if known else describe_device_error(error)
         if not failure:
             raise
-        say(f"{script}: failed: {failure}", sys.stderr)
+        print_line(f"{script}: failed: {failure}", sys.stderr)
         if not isinstance(error, CheckpointError):  # which cannot be resumed
-            say_how_to_resume(folder)
+            print_resume_command(folder)
         sys.exit(1)
     except KeyboardInterrupt as error:
-        say(f"{script}: interrupted", sys.stderr)
-        say_how_to_resume(folder)
+        print_line(f"{script}: interrupted", sys.stderr)
+        print_resume_command(folder)
         sys.exit(128 + (error.args[0] if isinstance(error, Terminated) else signal.SIGINT))
 
 
@@ -121,12 +123,12 @@ def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(args)
 
 
-def open_folder(options: Options, script: str) -> tuple[Path, dict[str, Any] | None, FileLock]:
+def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | None, FileLock]:
     """The folder of the run, its latest checkpoint if it is resumed, and its lock.
 
     The lock is the operating system's: it ends with its process, even if that is killed.
     """
-    folder = Path(options.resume) if options.resume else make_folder(options, script)
+    folder = Path(params.resume) if params.resume else make_folder(params, script)
     lock = FileLock(folder / "lock", blocking=False, thread_local=False, preserve_lock_file=True)
     try:
         lock.acquire()
@@ -135,12 +137,12 @@ def open_folder(options: Options, script: str) -> tuple[Path, dict[str, Any] | N
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK):
             raise
-        say("this file system has no locks: do not resume a run before it has ended")
-    if not options.resume:
+        print_line("this file system has no locks: do not resume a run before it has ended")
+    if not params.resume:
         return folder, None, lock
-    file, checkpoint, remark = read_latest(folder)
-    if remark:
-        say(remark)
+    file, checkpoint, notice = read_latest(folder)
+    if notice:
+        print_line(notice)
     # What was logged after it is cut off when all is loaded, not before. Files that it does not
     # know are from a resumed run that saved no checkpoint.
     progress = checkpoint["progress"]
@@ -149,61 +151,61 @@ def open_folder(options: Options, script: str) -> tuple[Path, dict[str, Any] | N
     return folder, checkpoint | {"file": file}, lock
 
 
-def make_folder(options: Options, script: str) -> Path:
+def make_folder(params: Options, script: str) -> Path:
     """Make a new folder for this run, even if another run starts in the same second."""
-    game = options.env.split("NoFrameskip")[0].lower()
+    game = params.env.split("NoFrameskip")[0].lower()
     started = time.strftime("%Y-%m-%dT%H-%M-%S")
-    name = "-".join([script, game, *changed(options), f"seed{options.seed}", started])
-    Path(options.run_dir).mkdir(parents=True, exist_ok=True)
+    name = "-".join([script, game, *changed(params), f"seed{params.seed}", started])
+    Path(params.run_dir).mkdir(parents=True, exist_ok=True)
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     while True:
-        folder = Path(options.run_dir) / next(names)
+        folder = Path(params.run_dir) / next(names)
         with suppress(FileExistsError):
             folder.mkdir()
             return folder
 
 
-def changed(options: Options) -> list[str]:
-    """What a run is told apart by, short, for the name of its folder: settings that are not usual.
+def changed(params: Options) -> list[str]:
+    """The settings that differ from the defaults, abbreviated, for the name of the run's folder.
 
     Those that may change when it is resumed are left out, and so is what would make it too long.
     """
-    usual = replace(type(options)(), device=options.device, cuda=options.cuda, amp=options.amp)
-    usual, parts = usual.settled(), list[str]()
-    for entry in reversed(fields(options)):  # the rung's own come first
-        value, name = getattr(options, entry.name), shortened(entry.name)
-        # Told elsewhere, or not at all.
-        told = entry.metadata["free"] or entry.name in ("seed", "env", "init_from")
-        if not told and value != getattr(usual, entry.name):
+    usual = replace(type(params)(), device=params.device, cuda=params.cuda, amp=params.amp)
+    usual, parts = usual.resolved(), list[str]()
+    for entry in reversed(fields(params)):  # the rung's own come first
+        value, name = getattr(params, entry.name), shortened(entry.name)
+        # In the name already, or never.
+        excluded = entry.metadata["may_change"] or entry.name in ("seed", "env", "init_from")
+        if not excluded and value != getattr(usual, entry.name):
             number = f"{value:g}" if isinstance(value, float) else value
             text = "no" * (not value) + name if isinstance(value, bool) else f"{name}{number}"
             parts.append(re.sub(r"[^\w.+-]", "", text))  # for every file system
-    parts += [options.device.replace(":", "")] * (options.device != "cpu") + ["amp"] * options.amp
+    parts += [params.device.replace(":", "")] * (params.device != "cpu") + ["amp"] * params.amp
     lengths = accumulate(len(part) for part in parts)
     shown = [part for part, length in zip(parts, lengths, strict=True) if length <= MOST_LETTERS]
     more = len(parts) - len(shown)
     return [*shown, f"and{more}more"] if more else shown
 
 
-def say_end(run: Run) -> None:
-    """Say how training ended: what it reached, and after how long, as the book does."""
+def print_outcome(run: Run) -> None:
+    """Print how training ended: what it reached, and after how long, as the book does."""
     outcome = run.outcome
     assert outcome is not None  # training has ended
     fps, seconds = outcome["fps"], int(outcome["seconds"])
     reward = f"avg_reward {outcome['avg_reward']:.2f}" if outcome["episodes"] else "no game ended"
-    say(reward + f", {fps:,.1f} FPS" * math.isfinite(fps))  # none without training
+    print_line(reward + f", {fps:,.1f} FPS" * math.isfinite(fps))  # none without training
     stopped = "frame limit reached" if run.signal is None else "interrupted"
     played = [plural(int(outcome[f"{noun}s"]), noun) for noun in ("episode", "frame", "update")]
-    told = f"{'solved' if run.solved else stopped} in {timedelta(seconds=seconds)}, after "
-    told += "{}, {} and {}".format(*played)
-    say(textwrap.fill(told, 80, subsequent_indent="  "))
+    text = f"{'solved' if run.solved else stopped} in {timedelta(seconds=seconds)}, after "
+    text += "{}, {} and {}".format(*played)
+    print_line(textwrap.fill(text, 80, subsequent_indent="  "))
 
 
-def say_how_to_resume(folder: Path | None) -> None:
-    """Say it of a run that was interrupted or failed, if it has a checkpoint."""
+def print_resume_command(folder: Path | None) -> None:
+    """Print the command that resumes an interrupted or failed run, if it has a checkpoint."""
     if folder is None:
         return
     with suppress(CheckpointError):  # it has none
         find_checkpoint(folder, "latest", "previous")
         join = subprocess.list2cmdline if sys.platform == "win32" else shlex.join
-        say(f"resume it with\n  python {join([sys.argv[0], '--resume', str(folder)])}")
+        print_line(f"resume it with\n  python {join([sys.argv[0], '--resume', str(folder)])}")

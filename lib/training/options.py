@@ -2,7 +2,7 @@
 
 ``option`` makes a field. The options of a rung with a replay buffer inherit from ``ReplayOptions``;
 ``lib.training.speedrun_options`` has those of 07 and 08. ``lib.training.flags`` reads them from the
-command line. A rung calls its own ``hp``, short for hyperparameters.
+command line. A rung calls them ``params``, as the book does.
 """
 
 import math
@@ -30,7 +30,7 @@ def option(
     high: float = math.inf,
     choices: Sequence[str] | None = None,
     group: str = "learning",
-    free: bool = False,
+    may_change: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
@@ -41,64 +41,70 @@ def option(
         high: the largest number accepted; only where more would not fit into memory or arithmetic.
         choices: the strings accepted.
         group: of ``--help``, one of ``lib.training.flags.GROUPS``.
-        free: whether it may change when a run is resumed.
+        may_change: whether it may change when a run is resumed.
     """
     kind = float if default is None else type(default)
     names = {"help": help, "low": low, "high": high, "choices": choices, "type": kind}
-    return field(default=default, metadata=names | {"group": group, "free": free})
+    return field(default=default, metadata=names | {"group": group, "may_change": may_change})
 
 
-of_this_call = partial(option, group="run", free=True)
-of_run = partial(option, group="run")
-of_playing = partial(option, group="playing")
-of_wrappers = partial(option, group="wrappers")
+resume_option = partial(option, group="run", may_change=True)
+run_option = partial(option, group="run")
+playing_option = partial(option, group="playing")
+wrapper_option = partial(option, group="wrappers")
 
 
 @dataclass(frozen=True)
 class CommonOptions:
     """The settings that every rung has."""
 
-    seed: int = of_run(0, "random seed", 0, 2_000_000_000)
-    max_frames: int = of_this_call(0, "stop after this many frames; 0: no limit", 0)
-    stop_reward: float | None = of_this_call(
+    seed: int = run_option(0, "random seed", low=0, high=2_000_000_000)
+    max_frames: int = resume_option(0, "stop after this many frames; 0: no limit", low=0)
+    stop_reward: float | None = resume_option(
         None, "solved when avg_reward reaches this (default: 17 in Pong; other games have no goal)"
     )
-    cuda: bool = of_run(False, "train on the GPU; short for --device cuda")
-    device: str = of_run("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
-    threads: int = of_this_call(
+    cuda: bool = run_option(False, "train on the GPU; short for --device cuda")
+    device: str = run_option("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
+    threads: int = resume_option(
         0,
         "threads with which torch computes; 0: the cores free at the start (07: half), "
         "with a GPU 1",
-        0,
-        1_024,
+        low=0,
+        high=1_024,
     )
-    amp: bool = of_run(False, "compute updates in bfloat16 autocast")
-    run_dir: str = of_this_call("runs", "folder in which this run makes its own folder")
-    resume: str = of_this_call(
+    amp: bool = run_option(False, "compute updates in bfloat16 autocast")
+    run_dir: str = resume_option("runs", "folder in which this run makes its own folder")
+    resume: str = resume_option(
         "",
         "resume the run in this folder, with its settings; --max-frames, --stop-reward, "
         "--threads and --checkpoint-every may change",
     )
-    init_from: str = of_run(
+    init_from: str = run_option(
         "", "begin a new run with the weights of this checkpoint, or of the run in this folder"
     )
-    checkpoint_every: int = of_this_call(
-        5_000, "updates between checkpoints; the last one is saved at the end; 0: none", 0
+    checkpoint_every: int = resume_option(
+        5_000, "updates between checkpoints; the last one is saved at the end; 0: none", low=0
     )
-    env: str = of_playing("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
-    learning_rate: float = option(1e-4, "learning rate of Adam", 1e-12, 1)
-    adam_epsilon: float = option(1e-8, "epsilon of Adam; damps steps of small gradients", 1e-12, 1)
-    gamma: float = option(0.99, "discount per agent step", 0, 1)
-    batch_size: int = option(32, "transitions sampled per new one (03: for each of --steps)", 1)
-    epsilon_start: float = of_playing(1.0, "probability of a random action at the start", 0, 1)
-    epsilon_final: float = of_playing(0.02, "probability of a random action at the end", 0, 1)
-    epsilon_frames: int = of_playing(
-        100_000, "frames in which epsilon falls, once training begins; 03: times --steps", 1
+    env: str = playing_option("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
+    learning_rate: float = option(1e-4, "learning rate of Adam", low=1e-12, high=1)
+    adam_epsilon: float = option(
+        1e-8, "epsilon of Adam; damps steps of small gradients", low=1e-12, high=1
+    )
+    gamma: float = option(0.99, "discount per agent step", low=0, high=1)
+    batch_size: int = option(32, "transitions sampled per new one (03: for each of --steps)", low=1)
+    epsilon_start: float = playing_option(
+        1.0, "probability of a random action at the start", low=0, high=1
+    )
+    epsilon_final: float = playing_option(
+        0.02, "probability of a random action at the end", low=0, high=1
+    )
+    epsilon_frames: int = playing_option(
+        100_000, "frames in which epsilon falls, once training begins; 03: times --steps", low=1
     )
     temperature = 0.0  # of the softmax that chooses actions: greedy; 07 and 08 have a setting
 
-    def settled(self) -> Self:
-        """With what each value stands for in its place; ``why_invalid`` has found nothing wrong."""
+    def resolved(self) -> Self:
+        """A copy with defaults resolved: the device, the goal, what ``auto`` means here."""
         device, goal = self._asked_device, self.stop_reward
         if goal is None and self.env.startswith("Pong"):
             goal = PONG_GOAL
@@ -119,10 +125,10 @@ class CommonOptions:
 
     @property
     def samples(self) -> int:
-        """How many samples an update has."""
+        """Samples per update."""
         return self.batch_size
 
-    def remarks(self) -> Iterator[str]:
+    def notices(self) -> Iterator[str]:
         """What this device does differently, in one line each."""
         if self.training_device.type == "mps":
             yield "mps: no CUDA graph, nothing compiled, and float32 unless told otherwise"
@@ -133,8 +139,8 @@ class CommonOptions:
         names = [entry.name for entry in fields(Preprocessing) if hasattr(self, entry.name)]
         return Preprocessing(**{name: getattr(self, name) for name in names})
 
-    def why_invalid(self) -> str | None:
-        """What is wrong with the settings together, in one line; None if nothing is wrong."""
+    def validation_error(self) -> str | None:
+        """Why the settings are invalid together, or here, in one line; None if they are valid."""
         try:
             check_env_id(self.env)
         except ValueError as error:
@@ -158,20 +164,20 @@ class CommonOptions:
 class ReplayOptions(CommonOptions):
     """Settings of rungs with a replay buffer and a target network: the book's DQN for Pong."""
 
-    replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", 1)
-    replay_initial: int = option(10_000, "transitions to play before training begins", 1)
-    target_sync: int = option(1_000, "updates between copies to the target network", 1)
+    replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", low=1)
+    replay_initial: int = option(10_000, "transitions to play before training begins", low=1)
+    target_sync: int = option(1_000, "updates between copies to the target network", low=1)
 
     @property
     def samples(self) -> int:
         return self.batch_size * getattr(self, "envs", 1) * getattr(self, "steps", 1)
 
-    def why_invalid(self) -> str | None:
+    def validation_error(self) -> str | None:
         if self.replay_initial > self.replay_size:
             return "--replay-initial is more than --replay-size, which could not hold it"
         if self.replay_size < (least := self._least_replay_size()):
             return f"--replay-size: with these settings the replay buffer needs {least:,} or more"
-        return too_large("replay-size", self.replay_size, 7_600) or super().why_invalid()
+        return too_large("replay-size", self.replay_size, 7_600) or super().validation_error()
 
     def _least_replay_size(self) -> int:
         """The capacity with which a buffer has all frames of what arrives between two updates."""
@@ -186,15 +192,21 @@ class ReplayOptions(CommonOptions):
 class PlayerOptions(ReplayOptions):
     """Settings of rungs whose player is a separate process."""
 
-    play_device: str = of_playing("", "the player's device, as cpu or cuda:1; it gets a copy there")
-    sync_frames: int = of_playing(
+    play_device: str = playing_option(
+        "", "the player's device, as cpu or cuda:1; it gets a copy there"
+    )
+    sync_frames: int = playing_option(
         0,
         "frames between refreshes of the player's own copy of the network; 0: no copy, the "
         "player acts with the live weights (with --play-device: 4)",
-        0,
+        low=0,
     )
-    player_timeout: float = of_playing(
-        60.0, "fail after this many seconds without a frame from the player", 1, 10**6, free=True
+    player_timeout: float = playing_option(
+        60.0,
+        "fail after this many seconds without a frame from the player",
+        low=1,
+        high=10**6,
+        may_change=True,
     )
 
     @property
@@ -203,8 +215,8 @@ class PlayerOptions(ReplayOptions):
         device = super().training_device
         return torch.device("cpu") if device.type == "mps" else device
 
-    def remarks(self) -> Iterator[str]:
-        yield from super().remarks()
+    def notices(self) -> Iterator[str]:
+        yield from super().notices()
         asked = super().training_device
         if asked.type == "mps":
             yield "the player's process cannot share weights on mps: training on the CPU instead"
@@ -221,8 +233,8 @@ class PlayerOptions(ReplayOptions):
         device = self.training_device
         return self.play_device or (str(device) if shares_memory(device) else "cpu")
 
-    def why_invalid(self) -> str | None:
-        if message := super().why_invalid():
+    def validation_error(self) -> str | None:
+        if message := super().validation_error():
             return message
         message = missing_device(self.player_device)
         return f"--play-device: {message}" if message else None
@@ -235,41 +247,45 @@ class PrecisionOptions(CommonOptions):
     Checkpoints say what ``auto`` stood for, so a run that is resumed on another machine keeps it.
     """
 
-    precision: str = of_run(
+    precision: str = run_option(
         "auto",
         "precision of the gradients; auto: bfloat16 if the processor has units for it (or with "
         "--amp), else float32",
         choices=PRECISIONS,
     )
 
-    def settled(self) -> Self:
+    def resolved(self) -> Self:
         chosen = self.precision
         if chosen == "auto":
             chosen = "bfloat16" if self.amp else choose_precision(self.training_device)
-        return replace(super().settled(), precision=chosen)
+        return replace(super().resolved(), precision=chosen)
 
     @property
     def dtype(self) -> torch.dtype:
-        return getattr(torch, self.settled().precision)
+        return getattr(torch, self.resolved().precision)
 
-    def why_invalid(self) -> str | None:
+    def validation_error(self) -> str | None:
         if self.amp and self.precision == "float32":
             return "--precision: float32 contradicts --amp, which is bfloat16"
-        return super().why_invalid()
+        return super().validation_error()
 
 
 @dataclass(frozen=True)
 class WrapperOptions(ReplayOptions):
     """Settings of rungs with cheaper wrappers; each choice can be switched back."""
 
-    noop_max: int = of_wrappers(0, "start games with up to this many no-ops (DeepMind: 30)", 0)
-    skip: int = of_wrappers(4, "emulated frames per frame: how long an action is held", 1, 60)
-    max_pool: bool = of_wrappers(False, "frame skip takes the maximum of the last two frames")
-    episodic_life: bool = of_wrappers(True, "a lost life ends the episode")
-    fire_reset: bool = of_wrappers(True, "press FIRE after a reset")
-    clip_reward: bool = of_wrappers(True, "clip rewards to their sign")
-    stack: int = of_wrappers(2, "stacked frames per state (DeepMind: 4)", 1, 16)
-    resize: str = of_wrappers("opencv-linear", "how frames are resized", choices=list(RESIZERS))
+    noop_max: int = wrapper_option(
+        0, "start games with up to this many no-ops (DeepMind: 30)", low=0
+    )
+    skip: int = wrapper_option(
+        4, "emulated frames per frame: how long an action is held", low=1, high=60
+    )
+    max_pool: bool = wrapper_option(False, "frame skip takes the maximum of the last two frames")
+    episodic_life: bool = wrapper_option(True, "a lost life ends the episode")
+    fire_reset: bool = wrapper_option(True, "press FIRE after a reset")
+    clip_reward: bool = wrapper_option(True, "clip rewards to their sign")
+    stack: int = wrapper_option(2, "stacked frames per state (DeepMind: 4)", low=1, high=16)
+    resize: str = wrapper_option("opencv-linear", "how frames are resized", choices=list(RESIZERS))
 
 
 Options = TypeVar("Options", bound=CommonOptions)
@@ -280,8 +296,8 @@ def too_large(flag: str, transitions: int, size: int) -> str | None:
     needed, present = transitions * size / 2**30, memory() / 2**30
     if needed <= present:
         return None
-    told = f"{transitions:,} transitions take {needed:,.1f} GiB, this machine or container has"
-    return f"--{flag}: {told} {present:,.1f} GiB"
+    text = f"{transitions:,} transitions take {needed:,.1f} GiB, this machine or container has"
+    return f"--{flag}: {text} {present:,.1f} GiB"
 
 
 def unwritable(flag: str, folder: Path) -> str | None:

@@ -6,10 +6,10 @@ from ignite.engine import Engine
 
 from lib.envs.experience import Transitions
 from lib.learning.replay_buffer import Batch, ReplayBuffer
-from lib.training.events import announce
+from lib.training.events import record_frames
 
 
-def replay_batches(
+def batch_generator(
     engine: Engine,
     experience: Iterable[list[Transitions]],
     buffer: ReplayBuffer,
@@ -25,23 +25,23 @@ def replay_batches(
         initial: transitions to store before the first batch.
         batch_size: transitions per batch.
     """
-    for _ in play(engine, experience, buffer, initial):
+    for _ in collect(engine, experience, buffer, initial):
         yield buffer.sample(batch_size)
 
 
-def play(
+def collect(
     engine: Engine,
     experience: Iterable[list[Transitions]],
     buffer: ReplayBuffer,
     initial: int,
 ) -> Iterator[None]:
-    """Play and store, as ``replay_batches``; yields when it is time for an update."""
+    """Play and store, as ``batch_generator``; yields when it is time for an update."""
     if engine.state.update_due and buffer.added >= initial:  # the resumed run ended before it
         yield
     for steps in experience:
         buffer.extend(steps)
         episodes = [episode for new in steps for episode in new.episodes]
-        announce(engine, len(episodes), episodes)
+        record_frames(engine, len(episodes), episodes)
         if engine.should_terminate:
             return
         if steps and buffer.added >= initial:  # not len, which may fall again

@@ -14,7 +14,7 @@ from ignite.engine import State
 from ignite.handlers import TensorboardLogger
 from torch.utils.tensorboard import summary
 
-from lib.gpu_checks import left_out
+from lib.gpu_checks import fallbacks
 from lib.seeds import resumed_seed
 from lib.training import hparams
 from lib.training.options import Options
@@ -36,7 +36,7 @@ class Failure(Exception):  # noqa: N818, it is how a run ends
 class Run(Generic[Options]):
     """A run: what ``train`` gets besides its settings."""
 
-    hp: Options
+    params: Options
     device: torch.device
     folder: Path
     tensorboard: TensorboardLogger
@@ -78,17 +78,17 @@ class Run(Generic[Options]):
     @property
     def games_seed(self) -> int:
         """The seed of games in this process: other ones follow when the run is resumed."""
-        return resumed_seed(self.hp.seed, self.frames_before)
+        return resumed_seed(self.params.seed, self.frames_before)
 
     def write_settings(self) -> None:
-        """List the run in TensorBoard's HPARAMS tab, with what was left out until now."""
-        parts = "; ".join([*self.hp.remarks(), *left_out])
-        told = {"script": self.script, **asdict(self.hp), **self.machine, "left_out": parts}
-        hparams.write_settings(self.folder, told)
+        """List the run in TensorBoard's HPARAMS tab, with the optimisations left out so far."""
+        parts = "; ".join([*self.params.notices(), *fallbacks])
+        settings = {"script": self.script, **asdict(self.params), **self.machine, "left_out": parts}
+        hparams.write_settings(self.folder, settings)
 
     def autocast(self) -> torch.autocast:
         """bfloat16 where it is safe, if ``--amp`` was given."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.hp.amp)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.params.amp)
 
 
 def end_on_signals() -> None:
@@ -117,15 +117,15 @@ def describe_device_error(error: Exception) -> str | None:
     if isinstance(error, torch.OutOfMemoryError):
         sentences = lines[0].split(". ")[:3]  # what was asked for, what is free; then advice
         return ". ".join(sentences) + "; a smaller --batch-size or --replay-size may fit"
-    told = isinstance(error, torch.AcceleratorError) or lines[0].startswith(DEVICE_ERRORS)
-    return lines[0] if told else None
+    known = isinstance(error, torch.AcceleratorError) or lines[0].startswith(DEVICE_ERRORS)
+    return lines[0] if known else None
 
 
 def describe_error(error: Exception) -> str:
     """An error of another process in one line, with its place."""
     place = traceback.extract_tb(error.__traceback__)[-1]
-    told = describe_device_error(error) or " ".join(str(error).split())
-    return f"{type(error).__name__}: {told} ({Path(place.filename).name}, line {place.lineno})"
+    message = describe_device_error(error) or " ".join(str(error).split())
+    return f"{type(error).__name__}: {message} ({Path(place.filename).name}, line {place.lineno})"
 
 
 def _terminate(number: int, _: object) -> NoReturn:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pong_emulator
 from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
-from lib.training.options import PrecisionOptions, of_playing, of_wrappers, option, too_large
+from lib.training.options import PrecisionOptions, option, playing_option, too_large, wrapper_option
 
 
 @dataclass(frozen=True)
@@ -15,50 +15,62 @@ class SpeedrunOptions(PrecisionOptions):
     It sees and plays only the part of the game that Pong needs, at half the resolution.
     """
 
-    learning_rate: float = option(5e-4, "learning rate of Adam at the start", 1e-12, 1)
-    learning_rate_final: float = option(6e-5, "learning rate of Adam at the end", 1e-12, 1)
-    adam_epsilon: float = option(1e-5, "epsilon of Adam; damps steps of small gradients", 1e-12, 1)
-    batch_size: int = option(64, "frames of the last rollout per update", 1)
+    learning_rate: float = option(5e-4, "learning rate of Adam at the start", low=1e-12, high=1)
+    learning_rate_final: float = option(6e-5, "learning rate of Adam at the end", low=1e-12, high=1)
+    adam_epsilon: float = option(
+        1e-5, "epsilon of Adam; damps steps of small gradients", low=1e-12, high=1
+    )
+    batch_size: int = option(64, "frames of the last rollout per update", low=1)
     epochs: float = option(
-        4.0, "how often each frame is learned from, on average, at the start", 0.01
+        4.0, "how often each frame is learned from, on average, at the start", low=0.01
     )
-    epochs_final: float = option(1.0, "the same at the end", 0.01)
+    epochs_final: float = option(1.0, "the same at the end", low=0.01)
     averaged: int = option(
-        1_000, "updates over which the weights of the agent are averaged at the end", 1
+        1_000, "updates over which the weights of the agent are averaged at the end", low=1
     )
-    envs: int = of_playing(32, "environments, stepped together", 1, 16_384)
-    rollout: int = of_playing(64, "frames of each environment in a rollout", 1, 1_024)
+    envs: int = playing_option(32, "environments, stepped together", low=1, high=16_384)
+    rollout: int = playing_option(64, "frames of each environment in a rollout", low=1, high=1_024)
     trial_games: int = option(
-        64, "games to win without learning, mean --stop-reward or more", 1, 1_024, group="run"
+        64,
+        "games to win without learning, mean --stop-reward or more",
+        low=1,
+        high=1_024,
+        group="run",
     )
-    q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", 0, 1)
-    stack: int = of_wrappers(2, "stacked frames per state", 1, 16)
+    q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", low=0, high=1)
+    stack: int = wrapper_option(2, "stacked frames per state", low=1, high=16)
     # It is reached by equal factors, so it cannot be 0.
-    epsilon_final: float = of_playing(0.01, "probability of a random action at the end", 1e-6, 1)
-    temperature: float = of_playing(
-        0.01, "actions are drawn from the softmax of their values by this; 0: greedy", 0, 1
+    epsilon_final: float = playing_option(
+        0.01, "probability of a random action at the end", low=1e-6, high=1
     )
-    epsilon_floor: float = of_playing(0.06, "a lower bound of epsilon, which falls, too", 0, 1)
+    temperature: float = playing_option(
+        0.01, "actions are drawn from the softmax of their values by this; 0: greedy", low=0, high=1
+    )
+    epsilon_floor: float = playing_option(
+        0.06, "a lower bound of epsilon, which falls, too", low=0, high=1
+    )
     vector_env = True  # states are those of ALE's vector environment, not those of wrappers
 
     @property
     def preprocessing(self) -> Preprocessing:
         return replace(super().preprocessing, half=True, rows=PONG_ROWS, actions=PONG_ACTIONS)
 
-    def why_invalid(self) -> str | None:
+    def validation_error(self) -> str | None:
         size = 2 * self.stack * 42 * 42  # of a frame's states in two rollouts
-        return too_large("rollout", self.rollout * self.envs, size) or super().why_invalid()
+        return too_large("rollout", self.rollout * self.envs, size) or super().validation_error()
 
 
 @dataclass(frozen=True)
 class SharedCoresOptions(SpeedrunOptions):
     """The settings of 07: as 08, but torch has half of the cores, and leaves room for the games."""
 
-    any_game: bool = of_playing(
+    any_game: bool = playing_option(
         False, "use all actions and the whole picture, not only Pong's part"
     )
     schedule_frames: int = option(
-        10_000_000, "with --any-game: frames over which learning rate, epochs and epsilon fall", 1
+        10_000_000,
+        "with --any-game: frames over which learning rate, epochs and epsilon fall",
+        low=1,
     )
 
     @property
@@ -70,20 +82,20 @@ class SharedCoresOptions(SpeedrunOptions):
         """As ``CommonOptions.torch_threads``."""
         return self.threads or max(1, super().torch_threads(free) // 2)
 
-    def why_invalid(self) -> str | None:
+    def validation_error(self) -> str | None:
         if not self.any_game and not self.env.startswith("Pong"):
             return f"--env: {self.env} needs --any-game: this rung is cut down to Pong"
-        return super().why_invalid()
+        return super().validation_error()
 
 
 @dataclass(frozen=True)
 class EmulatorOptions(SpeedrunOptions):
     """The settings of 08, whose games run in ``pong_emulator``."""
 
-    def why_invalid(self) -> str | None:
+    def validation_error(self) -> str | None:
         if not self.env.startswith("Pong"):
             return "--env: this emulator plays Pong alone; 07_speedrun.py --any-game plays others"
-        return pong_emulator.missing() or super().why_invalid()
+        return pong_emulator.missing() or super().validation_error()
 
 
 def other(name: str, default: Any) -> Any:
@@ -103,8 +115,8 @@ class ThousandsOptions(EmulatorOptions):
     learning_rate: float = other("learning_rate", 7e-4)
     learning_rate_final: float = other("learning_rate_final", 1.4e-4)
     epsilon_frames: int = other("epsilon_frames", 1_000_000)
-    games_per_warp: int = of_playing(
-        0, "games that a warp of the GPU plays; 0: the emulator's default", 0, 32
+    games_per_warp: int = playing_option(
+        0, "games that a warp of the GPU plays; 0: the emulator's default", low=0, high=32
     )
     terminal_on_point: bool = option(
         False, "no value follows a point: returns end with it, as with a game"

@@ -7,7 +7,7 @@ from typing import Any
 from ignite.engine import Engine, Events, State
 from tqdm import tqdm
 
-from lib.printing import plural, say
+from lib.printing import plural, print_line
 from lib.training.events import PlayEvents, logged_episodes
 from lib.training.run import Run
 
@@ -15,80 +15,80 @@ REFRESH_SECONDS = 0.25
 
 
 class Bar(tqdm):
-    """Cuts its words in a narrow terminal: its end must stay, with the way back of the cursor."""
+    """A tqdm bar that shortens its description in a narrow terminal, so its end stays visible."""
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        told: dict[str, Any] = super().format_dict
-        told["prefix"] = told["prefix"][: max((told["ncols"] or 80) - len(" |#| 100%\r"), 0)]
-        return told
+        values: dict[str, Any] = super().format_dict
+        values["prefix"] = values["prefix"][: max((values["ncols"] or 80) - len(" |#| 100%\r"), 0)]
+        return values
 
 
 class Terminal:
     """Prints a line for each event; below them a bar, if standard error is a terminal."""
 
     def __init__(self, run: Run) -> None:
-        self.hp, self.before = run.hp, run.frames_before
+        self.params, self.before = run.params, run.frames_before
         # From 0 to 1. tqdm's own rate would mix the phases, so it is not shown.
         # The cursor waits at the bar's beginning: at its end the ^C of Ctrl-C would not fit.
         layout = "{desc} |{bar}| {percentage:3.0f}%\r"
         settings = {"leave": False, "disable": None, "dynamic_ncols": True}
         self.bar = Bar(desc="starting", total=1.0, bar_format=layout, **settings)
         # Frames until training begins; 0 for a rung without a replay buffer.
-        self.initial: int = getattr(run.hp, "replay_initial", 0)
+        self.initial: int = getattr(run.params, "replay_initial", 0)
         self.before_training = "filling" if self.initial else "first rollout"
         self.refreshed = 0.0
         self.trial_steps = 0  # of the trial that is played now
 
     def attach(self, engine: Engine) -> None:
         engine.add_event_handler(PlayEvents.TRAINING_BEGINS, self.training_begins)
-        logged = logged_episodes(getattr(self.hp, "envs", 1))
+        logged = logged_episodes(getattr(self.params, "envs", 1))
         engine.add_event_handler(logged, self.episode_completed)
-        engine.add_event_handler(PlayEvents.REACHED, self.reached)
-        engine.add_event_handler(PlayEvents.TRYING, self.trying)
-        engine.add_event_handler(PlayEvents.TRIED, self.tried)
+        engine.add_event_handler(PlayEvents.BOUND_REWARD_REACHED, self.bound_reward_reached)
+        engine.add_event_handler(PlayEvents.TRIAL_STEP, self.trial_step)
+        engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, self.trial_completed)
         engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
         engine.add_event_handler(Events.COMPLETED | Events.EXCEPTION_RAISED, self.close)
 
     def training_begins(self, engine: Engine) -> None:
-        """Say why FPS change from now on."""
+        """Print that updates begin, which changes the FPS."""
         state = engine.state
-        told = f": {self.before_training} ({state.avg_fps:,.0f} FPS) made no updates"
+        reason = f": {self.before_training} ({state.avg_fps:,.0f} FPS) made no updates"
         full = 0 < self.initial <= self.before  # of the resumed run
-        say(f"training begins at frame {state.frames:,}{'' if full else told}")
+        print_line(f"training begins at frame {state.frames:,}{'' if full else reason}")
 
     def episode_completed(self, engine: Engine) -> None:
         """Print a line for each game, of up to 80 characters."""
         state = engine.state
         training = state.phase == "training"
         pace = f"{state.fps:,.0f} FPS" if training and state.fps else self.phase(state)
-        say(
+        print_line(
             f"episode {state.episodes:5,}  reward {state.episode.reward:4.0f}  "
             f"avg {state.avg_reward:6.2f}  frames {state.frames:9,}  {pace:>9}  "
             f"{timedelta(seconds=int(state.time_passed))}"
         )
 
-    def reached(self, engine: Engine) -> None:
-        """Say when avg_reward reached --stop-reward for the first time."""
-        say(
-            f"avg_reward {self.hp.stop_reward:g} after {plural(engine.state.frames, 'frame')} and "
-            f"{engine.state.time_passed:,.0f} seconds"
+    def bound_reward_reached(self, engine: Engine) -> None:
+        """Print when avg_reward reached --stop-reward for the first time."""
+        print_line(
+            f"avg_reward {self.params.stop_reward:g} after {plural(engine.state.frames, 'frame')} "
+            f"and {engine.state.time_passed:,.0f} seconds"
         )
 
-    def trying(self, engine: Engine) -> None:
+    def trial_step(self, engine: Engine) -> None:
         """Redraw the bar: nothing else moves until the trial has ended."""
         trial, self.trial_steps = engine.state.trial, self.trial_steps + 1
-        told = f"trial of {plural(trial.games, 'new game')}, step {self.trial_steps:,}"
-        self.draw(told, len(trial.rewards) / trial.games)
+        text = f"trial of {plural(trial.games, 'new game')}, step {self.trial_steps:,}"
+        self.draw(text, len(trial.rewards) / trial.games)
 
-    def tried(self, engine: Engine) -> None:
-        """Say what the agent that would be saved made of its games."""
+    def trial_completed(self, engine: Engine) -> None:
+        """Print the result of a trial."""
         trial, self.trial_steps = engine.state.trial, 0
-        told = f"mean {trial.mean:.1f}" + f", below {trial.goal:g}" * (trial.mean < trial.goal)
+        text = f"mean {trial.mean:.1f}" + f", below {trial.goal:g}" * (trial.mean < trial.goal)
         if (worst := min(trial.rewards)) < 0:
-            told = f"lost one by {-worst:g} points"
+            text = f"lost one by {-worst:g} points"
         end = "" if trial.passed or engine.should_terminate else "; training goes on"
-        say(f"trial: won {trial.won} of {trial.games} new games, {told}{end}")
+        print_line(f"trial: won {trial.won} of {trial.games} new games, {text}{end}")
 
     def frames_played(self, engine: Engine) -> None:
         """Redraw the bar: frames, FPS, and how far the run is."""
@@ -98,29 +98,29 @@ class Terminal:
             done = state.frames / self.initial
         else:
             status = f"{state.frames:,} frames"
-            if self.hp.max_frames:  # what ends the run first: this, or the reward
-                done = state.frames / self.hp.max_frames
+            if self.params.max_frames:  # what ends the run first: this, or the reward
+                done = state.frames / self.params.max_frames
         if state.fps:
             status += f", {state.fps:,.0f} FPS"
         if state.phase == "training" and state.episodes:
             status += f", avg_reward {state.avg_reward:.2f}"
-            if (goal := self.hp.stop_reward) is not None:
+            if (goal := self.params.stop_reward) is not None:
                 status += f", goal {goal:g}"
                 first = min(state.first_reward, state.avg_reward)
                 way = (state.avg_reward - first) / (goal - first) if first < goal else 1.0
                 done = max(done, way)
         self.draw(f"{self.phase(state)} {status}", done)
 
-    def draw(self, told: str, done: float) -> None:
-        """Draw the bar, words and a share from 0 to 1, but not for every frame."""
+    def draw(self, text: str, done: float) -> None:
+        """Draw the bar with a text and the fraction done, a few times per second."""
         now = time.monotonic()
         if not self.bar.disable and now - self.refreshed >= REFRESH_SECONDS:
             self.refreshed = now
             self.bar.n = min(max(done, 0.0), 1.0)
-            self.bar.set_description_str(told)
+            self.bar.set_description_str(text)
 
     def phase(self, state: State) -> str:
-        """What is done now, in words."""
+        """The phase, as the bar names it."""
         return self.before_training if state.phase == "filling" else state.phase
 
     def close(self, *_: object) -> None:

@@ -39,7 +39,7 @@ def main() -> None:
             alive = (net.conv(net.pixels(states[0])).view(256, 64, -1).amax((0, 2)) > 0).sum()
             spread = net(states[0]).std(0).mean()
             gradient = max(weight.grad.abs().max() for weight in net.conv.parameters())
-            told = run.hp.seed, run.hp.adam_epsilon, engine.state.iteration, alive.item()
+            told = run.params.seed, run.params.adam_epsilon, engine.state.iteration, alive.item()
             print("alive", script, *told, f"{spread:.1e}", f"{gradient:.1e}", sep=",", flush=True)
             if engine.state.iteration >= int(updates):
                 engine.terminate()
