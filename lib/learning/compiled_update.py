@@ -108,18 +108,18 @@ def try_compile(
 
 def graph_or_eager(
     name: str,
-    function: Callable[[], None],
+    function: Callable[[], Result],
     device: torch.device,
-    changing: Iterable[torch.Tensor],
+    changing: Iterable[torch.Tensor] = (),
     captures: bool = True,
-) -> Callable[[], None]:
+) -> Callable[[], Result]:
     """The function as one CUDA graph, if that works there; else, and on a CPU, as it is.
 
     Args:
         name: of what the function does.
         function: as for ``cuda_graph``.
         device: where it computes.
-        changing: what it changes, and later calls depend on.
+        changing: what it changes, and later calls depend on, unless the caller restores that.
         captures: whether to try.
     """
     if not (captures and is_asynchronous(device)):
@@ -195,9 +195,7 @@ class CompiledUpdate:
         with unchanged(self._device, [*self._net.changing, *self._others]):
             if compiles(self._device):
                 self._call = try_compile("update", self._call, self._device)
-            if is_asynchronous(self._device):
-                call, part = self._call, "the CUDA graph of the update"
-                self._call = try_optimised(part, call, lambda: cuda_graph(call))
+            self._call = graph_or_eager("the update", self._call, self._device)
 
     def __call__(self) -> torch.Tensor:
         """Make an update; returns the loss, on its device."""
