@@ -148,7 +148,7 @@ def small_pixel(rows, row_of, y, x):
 
 @compiled
 def rounded(total):
-    """``preprocessing.QUOTIENTS``, which a GPU computes faster than it looks them up."""
+    """``preprocessing.QUOTIENTS``, computed faster than looked up; halves go to the even grey."""
     quotient, twice = total // WEIGHTS, 2 * (total % WEIGHTS)
     return quotient + (1 if twice > WEIGHTS or (twice == WEIGHTS and quotient & 1) else 0)
 
