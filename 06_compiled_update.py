@@ -27,7 +27,7 @@ from lib.training.evaluation import evaluate
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import PrecisionOptions, ReplayOptions, option
-from lib.training.play import collect
+from lib.training.play import batch_generator
 from lib.training.run import Run
 
 
@@ -83,7 +83,7 @@ def train(params: Options, run: Run) -> None:
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "buffer": buffer, "agent": agent}
     attach_handlers(engine, run, epsilon, saved)
-    engine.run(collect(engine, experience, buffer, params.replay_initial))
+    engine.run(batch_generator(engine, experience, buffer, params.replay_initial, None))
     evaluate(q_function, run)
 
 

@@ -25,9 +25,9 @@ from lib.learning.schedules import LinearSchedule, ProgressSchedule, WinRate, ma
 from lib.learning.weights import AveragedWeights, Weights
 from lib.printing import show_elapsed
 from lib.training.evaluation import evaluate
-from lib.training.events import PlayEvents, record_frames
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
+from lib.training.play import PlayEvents, record_frames
 from lib.training.run import Run
 from lib.training.speedrun_options import ThousandsOptions as Options
 

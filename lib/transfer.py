@@ -30,21 +30,21 @@ def upload(device: torch.device, *arrays: np.ndarray | torch.Tensor) -> list[tor
     return sent
 
 
-def gather(device: torch.device, *tables: tuple[np.ndarray, np.ndarray]) -> list[torch.Tensor]:
+def gather(device: torch.device, *tables: tuple[torch.Tensor, np.ndarray]) -> list[torch.Tensor]:
     """Rows of tables as tensors on the device, gathered directly into memory that the GPU reads.
 
     Args:
         device: where they go.
-        tables: a table and the numbers of its rows, int64 of any shape; all rows must exist.
+        tables: a table on the CPU and the numbers of its rows, int64 of any shape; all must exist.
     """
     there = is_asynchronous(device)
     sent = []
     for table, numbers in tables:
-        shape, dtype = (*numbers.shape, *table.shape[1:]), torch.from_numpy(table).dtype
-        place = torch.empty(shape, dtype=dtype, pin_memory=there)
+        shape = (*numbers.shape, *table.shape[1:])
+        place = torch.empty(shape, dtype=table.dtype, pin_memory=there)
         # NumPy has copied a few hundred frames before torch has woken up its threads. In any
         # other mode NumPy would copy twice, first into memory of its own.
-        np.take(table, numbers, axis=0, out=place.numpy(), mode="clip")
+        np.take(table.numpy(), numbers, axis=0, out=place.numpy(), mode="clip")
         sent.append(place.to(device, non_blocking=there))
     return sent
 

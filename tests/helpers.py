@@ -30,10 +30,9 @@ from lib.learning.schedules import LinearSchedule
 from lib.learning.weights import MixedWeights
 from lib.parallel.n_step import Message, NStepRecorder
 from lib.parallel.player import ExperienceQueue
-from lib.training.events import PlayEvents
 from lib.training.handlers import attach_handlers
 from lib.training.options import ReplayOptions
-from lib.training.play import batch_generator
+from lib.training.play import PlayEvents, batch_generator
 from lib.training.run import Run
 
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
@@ -114,8 +113,8 @@ def listed(run: Path) -> dict[str, object]:
 
 
 def step(number: int) -> Transitions:
-    begins, no = np.array([number == 0]), np.zeros(1, bool)
-    return Transitions(np.array([number]), no, no, FRAME, begins, FRAME[begins], [None])
+    begins, no, zero = np.array([number == 0]), np.zeros(1, bool), np.zeros(1, np.float32)
+    return Transitions(np.array([number]), zero, no, FRAME, begins, FRAME[begins], [None])
 
 
 def watch(queue: ExperienceQueue, net: DQN) -> None:

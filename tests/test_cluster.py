@@ -26,9 +26,9 @@ from lib.parallel.cluster import Players, learn_from
 from lib.parallel.message_buffer import MessageReplayBuffer
 from lib.parallel.n_step import Message
 from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons
-from lib.training.events import PlayEvents
 from lib.training.handlers import attach_handlers
 from lib.training.machine import prepare_torch
+from lib.training.play import PlayEvents
 from lib.training.run import Failure, Run
 
 # Before Ray is imported, see lib.parallel.cluster.

@@ -31,8 +31,8 @@ from lib.gpu_checks import fallbacks
 from lib.learning import compiled_update
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import Player
-from lib.training.events import PlayEvents
 from lib.training.options import ReplayOptions
+from lib.training.play import PlayEvents
 from pong_emulator import PongVectorEnv
 
 TINY = {"replay_initial": 40, "replay_size": 200, "batch_size": 2, "epsilon_start": 0.5}

@@ -15,11 +15,10 @@ from lib.learning.schedules import LinearSchedule
 from lib.learning.weights import AveragedWeights
 from lib.training import handlers
 from lib.training.evaluation import evaluate
-from lib.training.events import PlayEvents
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import ReplayOptions
-from lib.training.play import batch_generator
+from lib.training.play import PlayEvents, batch_generator
 from lib.training.run import Run, Terminated, end_on_signals
 
 

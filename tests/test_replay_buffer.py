@@ -121,7 +121,8 @@ def test_samples_are_bit_equal_to_what_the_agent_saw(source):
 
     buffer, steps = ReplayBuffer(3_000, (4, 84, 84)), chain.from_iterable(source(agent))
     for number, step in enumerate(islice(steps, 1_400)):
-        buffer.extend([step._replace(rewards=2 * number + np.arange(2))])
+        numbers = np.float32([2 * number, 2 * number + 1])
+        buffer.extend([step._replace(rewards=numbers)])
     next(steps)  # the agent has seen the last states, too
     states, actions, numbers, terminated, next_states = buffer.sample(2_000)
     places, goes_on, shown = numbers.long(), ~terminated, torch.from_numpy(np.stack(seen))

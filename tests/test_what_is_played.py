@@ -26,8 +26,8 @@ from lib.learning.loss import lambda_returns
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.rollout import Rollout, Targets
 from lib.learning.schedules import Schedule, WinRate
-from lib.training.events import PlayEvents
 from lib.training.options import ReplayOptions
+from lib.training.play import PlayEvents
 from lib.training.run import Run
 
 FRAMES = 100  # games differ in their no-ops, so the ball is elsewhere by then

@@ -2,6 +2,7 @@
 
 import runpy
 from dataclasses import replace
+from itertools import islice
 
 import gymnasium as gym
 import numpy as np
@@ -27,9 +28,8 @@ from lib.envs.atari_wrappers import (
     make_atari,
     wrap_deepmind,
 )
-from lib.envs.experience import Episode, ExperienceSource
+from lib.envs.experience import Episode, ExperienceSource, Transitions
 from lib.envs.preprocessing import Preprocessing
-from lib.envs.resumable import ResumableEnv
 from lib.training.evaluation import make_env
 
 PONG = "PongNoFrameskip-v4"
@@ -185,18 +185,18 @@ def test_a_stack_is_used_as_an_array():
 def test_a_later_game_is_played_again_as_it_was(game):
     """A second game of these begins with what the first one left in the emulator."""
 
-    def make() -> ResumableEnv:
-        game_ = make_atari(f"{game}NoFrameskip-v4", max_num_frames_per_episode=400)
-        return ResumableEnv(wrap_deepmind(game_))
+    def play(frames: int, *saved: dict) -> tuple[ExperienceSource, list[Transitions]]:
+        env = make_atari(f"{game}NoFrameskip-v4", max_num_frames_per_episode=400)
+        source = ExperienceSource([wrap_deepmind(env)], lambda states: np.full(1, 3), seed=1)
+        for state in saved:
+            source.load_state_dict(state)
+        return source, [step for (step,) in islice(source, frames)]
 
-    env, random, info = make(), np.random.default_rng(0), {}
-    env.reset(seed=1)
-    while "episode" not in info:
-        *_, info = env.step(random.integers(env.action_space.n))
-    env.reset()
-    for _ in range(30):
-        seen, *_ = env.step(random.integers(env.action_space.n))
-    assert np.array_equal(make().play_again(env.state_dict()), seen)
+    source, played = play(130)
+    assert any(step.episodes[0] for step in played)
+    _, resumed = play(10, source.state_dict())
+    for step, expected in zip(resumed, play(140)[1][130:], strict=True):
+        assert np.array_equal(step.frames, expected.frames)
 
 
 @pytest.mark.parametrize("script", ["04_new_wrappers_n_env", "04_new_wrappers_parallel"])

@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import ale_py
@@ -132,29 +133,21 @@ class FireReset(gym.Wrapper):
         return observation, info
 
 
-Resizer = Callable[[np.ndarray, int, int], np.ndarray]
-
-
-def _opencv(interpolation: int) -> Resizer:
-    def resize(frame: np.ndarray, width: int, height: int) -> np.ndarray:
-        return cv2.resize(frame, (width, height), interpolation=interpolation)
-
-    return resize
+Resizer = Callable[..., np.ndarray]  # of a grey frame (height, width) and (width, height) wanted
 
 
 def _pillow(resampling: Image.Resampling) -> Resizer:
-    def resize(frame: np.ndarray, width: int, height: int) -> np.ndarray:
-        return np.array(Image.fromarray(frame).resize((width, height), resampling))
+    def resize(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        return np.array(Image.fromarray(frame).resize(size, resampling))
 
     return resize
 
 
-# Grey frame of (height, width) in, width and height wanted, grey frame out. Pillow-SIMD
-# replaces Pillow under its name and is then what the "pillow" ones use.
+# Pillow-SIMD replaces Pillow under its name and is then what the "pillow" ones use.
 RESIZERS: dict[str, Resizer] = {
-    "opencv-area": _opencv(cv2.INTER_AREA),
-    "opencv-linear": _opencv(cv2.INTER_LINEAR),
-    "opencv-nearest": _opencv(cv2.INTER_NEAREST),
+    "opencv-area": partial(cv2.resize, interpolation=cv2.INTER_AREA),
+    "opencv-linear": partial(cv2.resize, interpolation=cv2.INTER_LINEAR),
+    "opencv-nearest": partial(cv2.resize, interpolation=cv2.INTER_NEAREST),
     "pillow-box": _pillow(Image.Resampling.BOX),
     "pillow-bilinear": _pillow(Image.Resampling.BILINEAR),
 }
@@ -179,7 +172,7 @@ class WarpFrame(gym.ObservationWrapper):
         # Grey first: then one channel is resized instead of three.
         if observation.ndim == 3:
             observation = cv2.cvtColor(observation, cv2.COLOR_RGB2GRAY)
-        return self.resize(observation, self.size, self.size)[:, :, np.newaxis]
+        return self.resize(observation, (self.size, self.size))[:, :, np.newaxis]
 
 
 class ImageToPyTorch(gym.ObservationWrapper):

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from lib.envs.resumable import RESET, ResumableEnv
 from lib.seeds import game_seeds
+
+RESET = -1  # recorded as an action: a reset within a game, after a lost life
 
 
 class Episode(NamedTuple):
@@ -38,6 +39,11 @@ class ExperienceSource:
     Iterating yields lists of ``steps`` steps: the actions of all environments are chosen together,
     then each environment is stepped.
 
+    A checkpoint gets back into the middle of games by playing them again. The state of a game is
+    spread over the emulator and all wrappers, but it follows from the random state at the beginning
+    of the game and the actions since then. So a game must not be random in other ways, as with
+    sticky actions.
+
     Args:
         envs: environments whose observations are ``LazyFrames``.
         agent: maps the list of current states to their actions.
@@ -52,30 +58,42 @@ class ExperienceSource:
         seed: int = 0,
         steps: int = 1,
     ) -> None:
-        self.envs = [ResumableEnv(env) for env in envs]
-        self.agent, self.seed, self.steps = agent, seed, steps
+        self.envs, self.agent, self.seed, self.steps = envs, agent, seed, steps
         self._states: list[Any] = []
         self._starts = np.ones(len(envs), dtype=bool)  # whether the next step begins an episode
         self._frames = np.zeros(len(envs), dtype=np.int64)  # of the current game
+        # Of each current game: its seed, or else its random state, and its actions.
+        self._games: list[dict[str, Any]] = [{} for _ in envs]
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: how to get back into the current games."""
-        return {"games": [env.state_dict() for env in self.envs], "begins": self._starts.tolist()}
+        games = [game | {"actions": list(game["actions"])} for game in self._games]
+        return {"games": games, "begins": self._starts.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Bring new environments to the point where ``state_dict`` was taken."""
-        games = zip(self.envs, state["games"], strict=True)
-        self._states = [env.play_again(game) for env, game in games]
-        self._starts = np.array(state["begins"])
-        played = [np.array(game["actions"]) != RESET for game in state["games"]]
-        self._frames = np.array([actions.sum() for actions in played])
+        """Play the games of ``state_dict`` again, in environments that were not used yet."""
+        self._games, self._starts = state["games"], np.array(state["begins"])
+        for i, (env, game) in enumerate(zip(self.envs, self._games, strict=True)):
+            if game["random"]:
+                env.unwrapped.reset(seed=0)  # ALE begins later games otherwise than its first one
+                env.unwrapped.np_random.bit_generator.state = game["random"]
+            newest, _ = env.reset(seed=game["seed"])
+            for action in game["actions"]:
+                newest = env.reset()[0] if action == RESET else env.step(action)[0]
+            self._states.append(newest)
+            self._frames[i] = len(game["actions"]) - game["actions"].count(RESET)
 
     def __iter__(self) -> Iterator[list[Transitions]]:
         if not self._states:
-            seeds = zip(self.envs, game_seeds(self.seed, len(self.envs)).tolist(), strict=True)
-            self._states = [env.reset(seed=seed)[0] for env, seed in seeds]
+            seeds = game_seeds(self.seed, len(self.envs)).tolist()
+            self._states = [self._begin_game(i, seed)[0] for i, seed in enumerate(seeds)]
         while True:
             yield [self._step() for _ in range(self.steps)]
+
+    def _begin_game(self, i: int, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        random = None if seed is not None else self.envs[i].unwrapped.np_random.bit_generator.state
+        self._games[i] = {"seed": seed, "random": random, "actions": []}
+        return self.envs[i].reset(seed=seed)
 
     def _step(self) -> Transitions:
         states, starts = self._states, self._starts.copy()
@@ -85,15 +103,19 @@ class ExperienceSource:
         terminated = np.empty(len(states), dtype=bool)
         frames: list[np.ndarray] = []
         episodes: list[Episode | None] = []
-        for i, env in enumerate(self.envs):
-            states[i], rewards[i], terminated[i], truncated, info = env.step(int(actions[i]))
+        for i, (env, action) in enumerate(zip(self.envs, actions.tolist(), strict=True)):
+            self._games[i]["actions"].append(action)
+            states[i], rewards[i], terminated[i], truncated, info = env.step(action)
             frames.append(states[i].frames[-1])
             self._frames[i] += 1
             self._starts[i] = terminated[i] or truncated
-            if self._starts[i]:
-                states[i], reset_info = env.reset()
+            if "episode" in info:  # from RecordEpisodeStatistics: a whole game
+                states[i], reset_info = self._begin_game(i)
                 info = reset_info | info
-            episode = info.get("episode")  # from RecordEpisodeStatistics
+            elif self._starts[i]:
+                self._games[i]["actions"].append(RESET)
+                states[i], info = env.reset()
+            episode = info.get("episode")
             episodes.append(Episode(float(episode["r"]), int(self._frames[i])) if episode else None)
             self._frames[i] *= not episode
         new_frames = np.concatenate(frames)

@@ -21,9 +21,10 @@ import torch
 from lib.devices import Device
 from lib.envs.experience import Transitions
 from lib.seeds import REPLAY, stream
-from lib.transfer import gather
+from lib.transfer import gather, upload
 
 Shape = tuple[int, int, int]  # (stack, height, width)
+DTYPES = torch.int64, torch.float32, torch.bool  # of actions, rewards, terminated
 CHUNK = 1_000  # frames that are compressed together
 
 
@@ -57,6 +58,8 @@ class ReplayRings:
         added: transitions stored so far, with those that are gone; it never falls.
     """
 
+    on_device = False  # whether the rings are where batches go, else on the CPU
+
     def __init__(
         self,
         capacity: int,
@@ -68,13 +71,12 @@ class ReplayRings:
     ) -> None:
         self.capacity, self.device = capacity, torch.device(device)
         self._stack, *frame_shape = observation_shape
-        # The system gives us this memory only when the rings reach it.
-        self._frames: Any = np.empty((n_frames, *frame_shape), dtype=np.uint8)
-        self._columns: list[Any] = [  # windows, actions, rewards, terminated
-            np.empty((capacity, window), dtype=np.int64),
-            np.empty(capacity, dtype=np.int64),
-            np.empty(capacity, dtype=np.float32),
-            np.empty(capacity, dtype=np.bool_),
+        place = self._place = self.device if self.on_device else torch.device("cpu")
+        # The system gives us this memory only when the ring reaches it.
+        self._frames = torch.empty((n_frames, *frame_shape), dtype=torch.uint8, device=place)
+        self._columns = [  # windows, actions, rewards, terminated
+            torch.zeros((capacity, window), dtype=torch.int64, device=place),
+            *(torch.zeros(capacity, dtype=dtype, device=place) for dtype in DTYPES),
         ]
         # Of each transition: the oldest frame that it or a later one shows.
         self._needed = np.empty(capacity, dtype=np.int64)
@@ -93,11 +95,9 @@ class ReplayRings:
         drawn = self._oldest + self._rng.integers(len(self), size=batch_size)
         rows = drawn % self.capacity
         windows, *columns = self._columns
-        frames = (self._frames, windows[rows] % len(self._frames))
-        return self._batch(*gather(self.device, frames, *((column, rows) for column in columns)))
-
-    def _batch(self, stacks: torch.Tensor, *columns: torch.Tensor) -> Batch:
-        actions, rewards, terminated = columns
+        tables = [(column, rows) for column in columns]
+        frames = (self._frames, windows.numpy()[rows] % len(self._frames))
+        stacks, actions, rewards, terminated = gather(self.device, frames, *tables)
         states, next_states = stacks[:, : self._stack], stacks[:, -self._stack :]
         return Batch(states, actions, rewards, terminated, next_states)
 
@@ -115,20 +115,16 @@ class ReplayRings:
         slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
         rows = (self.added + np.arange(len(windows))) % self.capacity
         self._needed[rows] = windows.min()
-        new = self._in_place(slots, rows, frames, windows, *columns)
-        slots_there, rows_there, frames_there, *columns_there = new
-        self._frames[slots_there] = frames_there
+        there = upload(self._place, slots, rows, frames, windows, *columns)
+        slots_there, rows_there, frames_there, *columns_there = there
+        self._frames.index_copy_(0, slots_there, frames_there)
         for ring, column in zip(self._columns, columns_there, strict=True):
-            ring[rows_there] = column
+            ring.index_copy_(0, rows_there, column)
         self._frames_written += len(frames)
         self.added += len(windows)
         self._drop()
         if not len(self):
             raise ValueError("every transition has lost frames: the capacity is too small")
-
-    def _in_place(self, *arrays: np.ndarray) -> Sequence[Any]:
-        """The arrays where the rings are."""
-        return arrays
 
     def _drop(self) -> None:
         """Drop transitions that were overwritten, or that have lost frames."""
@@ -140,14 +136,13 @@ class ReplayRings:
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: everything, with the frames compressed."""
         self._pack()
-        # From NumPy: of a part of a tensor torch would save the whole.
-        columns = {name: torch.as_tensor(part).cpu().numpy() for name, part in self._written()}
-        return {
+        # Clones: of a part of a tensor torch would save the whole.
+        columns = {name: torch.as_tensor(part).cpu().clone() for name, part in self._written()}
+        return columns | {
             "frames_written": self._frames_written,
             "transitions_written": self.added,
             "random": self._rng.bit_generator.state,
             "frames": list(self._packed),
-            **{name: torch.from_numpy(column) for name, column in columns.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -165,13 +160,13 @@ class ReplayRings:
     def _written(self) -> Iterator[tuple[str, Any]]:
         """The written part of every column, with its name."""
         names = ("windows", "actions", "rewards", "terminated", "needed")
-        for name, ring in zip(names, (*self._columns, self._needed), strict=True):
+        rings: list[Any] = [*self._columns, self._needed]
+        for name, ring in zip(names, rings, strict=True):
             yield name, ring[: self.added]
 
     def _chunk(self, number: int) -> torch.Tensor:
         """The written part of a chunk of frames."""
-        written = self._frames[: self._frames_written]
-        return torch.as_tensor(written[CHUNK * number : CHUNK * (number + 1)])
+        return self._frames[: self._frames_written][CHUNK * number : CHUNK * (number + 1)]
 
     def _pack(self) -> None:
         """Compress the chunks that have changed since the last call."""

@@ -26,7 +26,7 @@ from lib.parallel.n_step import Message
 from lib.parallel.player import signals_blocked
 from lib.parallel.worker import ClusterOptions, VersionedWeights
 from lib.printing import print_line
-from lib.training.events import record_frames
+from lib.training.play import record_frames
 from lib.training.run import Failure, Run
 
 AHEAD = 2  # pending calls per player: it plays the next one while the last is on its way

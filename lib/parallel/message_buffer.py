@@ -30,4 +30,5 @@ class MessageReplayBuffer(ReplayRings):
     def extend(self, new: Message) -> None:
         # The numbers of a message are int32, which is too short for those of the buffer.
         windows = np.add(new.windows, self._frames_written, dtype=np.int64)
-        self._store(new.frames, windows, new.actions, new.rewards, new.terminated)
+        columns = (new.actions, new.rewards, new.terminated)
+        self._store(new.frames, windows, *map(np.array, columns))  # Ray's own are read-only

@@ -40,7 +40,7 @@ class Message:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         shape, packed = state["frames"]
-        frames = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(shape)
+        frames = np.frombuffer(bytearray(zlib.decompress(packed)), np.uint8).reshape(shape)
         vars(self).update(state | {"frames": frames})
 
 

@@ -30,7 +30,7 @@ from lib.learning.dqn_model import DQN, NETWORKS
 from lib.printing import plural, print_line
 from lib.seeds import ACTIONS, TRIAL, game_seeds, stream
 from lib.training.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
-from lib.training.events import PlayEvents
+from lib.training.play import PlayEvents
 from lib.training.run import Run
 from lib.transfer import upload
 

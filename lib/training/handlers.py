@@ -1,6 +1,6 @@
 """Everything around the updates, as ignite handlers: reward, FPS, stopping, TensorBoard.
 
-The handlers keep their figures in the engine's state, beside those of ``lib.training.events``:
+The handlers keep their figures in the engine's state, beside those of ``lib.training.play``:
 
     first_reward   of the first episode
     avg_reward     smoothed exponentially, from the first episode on
@@ -27,7 +27,7 @@ from lib.learning.schedules import Schedule
 from lib.printing import print_line
 from lib.training.checkpoints import CheckpointError, save_checkpoints
 from lib.training.evaluation import read_agent, run_trial
-from lib.training.events import COUNTERS, PlayEvents, logged_episodes
+from lib.training.play import COUNTERS, PlayEvents, logged_episodes
 from lib.training.run import Failure, Run, end_on_signals, on_signals
 from lib.training.terminal import Terminal
 
@@ -160,7 +160,7 @@ class Speed:
         state.update_due = False
 
         engine.add_event_handler(Events.STARTED, self.start)
-        engine.add_event_handler(Events.ITERATION_STARTED, self.iteration_started)
+        engine.add_event_handler(Events.ITERATION_STARTED, self.training_begins)
         engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
         engine.add_event_handler(Events.ITERATION_COMPLETED(every=LOG_EVERY), self.measure)
         engine.add_event_handler(Events.COMPLETED, self.end)
@@ -170,16 +170,13 @@ class Speed:
         self.began = time.perf_counter() - self.before[0]
         self.phase = self.lap = (time.perf_counter(), self.engine.state.frames)
 
-    def iteration_started(self) -> None:
-        """Begin the training phase with the first update."""
-        state = self.engine.state
-        state.update_due = False
-        if state.phase == "training":
-            return
+    def training_begins(self) -> None:
+        """Begin the training phase, before the first update."""
+        self.engine.remove_event_handler(self.training_begins, Events.ITERATION_STARTED)
         self.measure()
         self.engine.fire_event(PlayEvents.TRAINING_BEGINS)
-        state.phase, state.fps = "training", 0.0
-        self.phase = self.lap = (time.perf_counter(), state.frames)
+        self.engine.state.phase, self.engine.state.fps = "training", 0.0
+        self.phase = self.lap = (time.perf_counter(), self.engine.state.frames)
 
     def frames_played(self) -> None:
         """Update the time; while filling, also measure FPS now and then."""

@@ -1,21 +1,56 @@
-"""Play, store and sample: where the engine's batches come from."""
+"""Playing, for the ignite engine: its events, and where the engine's batches come from.
 
-from collections.abc import Iterable, Iterator
+One iteration of the engine is one update. Experience arrives between iterations. It also arrives
+while the replay buffer is filled, before the first iteration. So playing has events of its own,
+fired by ``record_frames``. Their counters are in the engine's state:
 
-from ignite.engine import Engine
+    frames, episodes   so far
+    episode            the last whole game
+    update_due         whether frames arrived since the last update
+"""
 
-from lib.envs.experience import Transitions
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+from ignite.engine import Engine, EventEnum
+from ignite.engine.events import CallableEventWithFilter
+
+from lib.envs.experience import Episode, Transitions
 from lib.learning.replay_buffer import Batch, ReplayBuffer
-from lib.training.events import record_frames
+
+
+class PlayEvents(EventEnum):
+    """Events of playing, besides ignite's ``Events``."""
+
+    FRAMES_PLAYED = "frames_played"  # new transitions are in the replay buffer
+    FILLING_PROGRESS = "filling"  # once every 1,000 frames until training begins
+    TRAINING_BEGINS = "training_begins"  # before the first update
+    EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
+    BOUND_REWARD_REACHED = "reached"  # avg_reward reached --stop-reward for the first time
+    TRIAL_STEP = "trying"  # a step of all games of a trial
+    TRIAL_COMPLETED = "tried"  # the agent that would be saved has played its trial
+    SOLVED = "solved"  # avg_reward is there, and the agent passed its trial, if it has one
+
+
+# Their counters in the engine's state, which ignite begins with 0.
+COUNTERS = {PlayEvents.FRAMES_PLAYED: "frames", PlayEvents.EPISODE_COMPLETED: "episodes"}
+
+
+def logged_episodes(envs: int) -> CallableEventWithFilter:
+    """The event of the games that are logged: all of them, or one in ``envs`` / 256.
+
+    Thousands of games end in such numbers that their lines and points would take seconds.
+    """
+    return PlayEvents.EPISODE_COMPLETED(every=max(1, envs // 256))  # type: ignore[operator]
 
 
 def batch_generator(
     engine: Engine,
-    experience: Iterable[list[Transitions]],
+    experience: Iterable[Sequence[Transitions]],
     buffer: ReplayBuffer,
     initial: int,
-    batch_size: int,
-) -> Iterator[Batch]:
+    batch_size: int | None,
+) -> Iterator[Batch | None]:
     """The engine's batches: play, store, and sample once there are enough transitions.
 
     Args:
@@ -23,26 +58,29 @@ def batch_generator(
         experience: yields lists of new steps, one list per update.
         buffer: stores them.
         initial: transitions to store before the first batch.
-        batch_size: transitions per batch.
+        batch_size: transitions per batch; None: the update samples them itself.
     """
-    for _ in collect(engine, experience, buffer, initial):
-        yield buffer.sample(batch_size)
-
-
-def collect(
-    engine: Engine,
-    experience: Iterable[list[Transitions]],
-    buffer: ReplayBuffer,
-    initial: int,
-) -> Iterator[None]:
-    """Play and store, as ``batch_generator``; yields when it is time for an update."""
-    if engine.state.update_due and buffer.added >= initial:  # the resumed run ended before it
-        yield
-    for steps in experience:
+    state = engine.state
+    # At first nothing is new: a resumed run may have ended just before an update.
+    for steps in chain([()], experience):
         buffer.extend(steps)
         episodes = [episode for new in steps for episode in new.episodes]
+        state.update_due |= bool(episodes)
         record_frames(engine, len(episodes), episodes)
         if engine.should_terminate:
             return
-        if steps and buffer.added >= initial:  # not len, which may fall again
-            yield
+        if state.update_due and buffer.added >= initial:  # not len, which may fall again
+            state.update_due = False
+            yield None if batch_size is None else buffer.sample(batch_size)
+
+
+def record_frames(engine: Engine, frames: int, episodes: Iterable[Episode | None]) -> None:
+    """Count new frames and finished episodes in the engine's state, and fire their events."""
+    state = engine.state
+    state.frames += frames
+    engine.fire_event(PlayEvents.FRAMES_PLAYED)
+    for episode in episodes:
+        if episode:
+            state.episode = episode
+            state.episodes += 1
+            engine.fire_event(PlayEvents.EPISODE_COMPLETED)

@@ -8,7 +8,7 @@ from ignite.engine import Engine, Events, State
 from tqdm import tqdm
 
 from lib.printing import plural, print_line
-from lib.training.events import PlayEvents, logged_episodes
+from lib.training.play import PlayEvents, logged_episodes
 from lib.training.run import Run
 
 REFRESH_SECONDS = 0.25
@@ -47,7 +47,8 @@ class Terminal:
         engine.add_event_handler(PlayEvents.BOUND_REWARD_REACHED, self.bound_reward_reached)
         engine.add_event_handler(PlayEvents.TRIAL_STEP, self.trial_step)
         engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, self.trial_completed)
-        engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
+        if not self.bar.disable:
+            engine.add_event_handler(PlayEvents.FRAMES_PLAYED, self.frames_played)
         engine.add_event_handler(Events.COMPLETED | Events.EXCEPTION_RAISED, self.close)
 
     def training_begins(self, engine: Engine) -> None:

@@ -12,7 +12,7 @@ from lib.envs.atari_wrappers import WarpFrame
 
 def observation(warp: WarpFrame, screen: np.ndarray) -> np.ndarray:
     """uint8 (210, 160, 3) to (84, 84, 1)."""
-    return warp.resize(cv2.cvtColor(screen, cv2.COLOR_RGB2GRAY), 84, 110)[18:102, :, np.newaxis]
+    return warp.resize(cv2.cvtColor(screen, cv2.COLOR_RGB2GRAY), (84, 110))[18:102, :, np.newaxis]
 
 
 WarpFrame.observation = observation
