@@ -10,12 +10,17 @@ from helpers import Catch
 from ignite.handlers import TensorboardLogger
 from torch import nn
 
-from lib.learning.agents import EpsilonGreedyAgent, Exploration, epsilon_greedy, sample_softmax
+from lib.learning.agents import (
+    EpsilonGreedyAgent,
+    Exploration,
+    epsilon_greedy,
+    sample_actions,
+    sample_softmax,
+)
 from lib.learning.dqn_model import DQN, BlockConv2d, DuelingDQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
 from lib.learning.schedules import LinearSchedule, ProgressSchedule, WinRate, maximum
-from lib.training.evaluation import choose
 from lib.training.machine import prepare_torch
 from lib.training.run import Run
 
@@ -56,13 +61,13 @@ def test_near_ties_are_broken_at_random_and_clear_choices_stay():
     values = torch.tensor([1.0, 1.01, 0.9])
     random = np.random.default_rng(0)
     games = values.expand(4_000, 3)
-    played = choose(games.numpy(), 0.0, 0.01, [random] * 4_000)
+    played = sample_actions(games.numpy(), 0.0, 0.01, [random] * 4_000)
     for actions in (sample_softmax(games, 0.01), torch.from_numpy(played)):
         shares = torch.bincount(actions, minlength=3) / 4_000
         torch.testing.assert_close(shares, (values / 0.01).softmax(0), rtol=0, atol=0.03)
         assert shares[2] == 0  # once in 80,000 times
     assert sample_softmax(values.expand(100, 3), 0.0).eq(1).all()
-    assert choose(values[None].numpy(), 0.0, 0.0, [random]) == [1]
+    assert sample_actions(values[None].numpy(), 0.0, 0.0, [random]) == [1]
 
 
 def test_the_layout_changes_no_numbers():

@@ -14,7 +14,7 @@ from lib.transfer import upload
 QFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
-def sample_softmax(values: torch.Tensor, temperature: float) -> torch.Tensor:
+def sample_softmax(values: Any, temperature: float, noise: Any = None) -> Any:
     """Sample actions from softmax(values / temperature), int64 (n,); 0: the greedy ones.
 
     Near-ties are broken at random then, and clear choices stay. Pong itself is deterministic: a
@@ -22,10 +22,33 @@ def sample_softmax(values: torch.Tensor, temperature: float) -> torch.Tensor:
     game is over. The greatest value with Gumbel noise is a sample of the softmax.
 
     Args:
-        values: of the actions, float32 (n, actions).
+        values: of the actions, float32 (n, actions), torch or NumPy.
         temperature: about a tenth of what separates the best action from the second one.
+        noise: Gumbel noise, (n, actions); None: torch draws it.
     """
-    return (values - temperature * torch.empty_like(values).exponential_().log()).argmax(1)
+    if noise is None:
+        noise = -torch.empty_like(values).exponential_().log()
+    return (values + temperature * noise).argmax(1)
+
+
+def sample_actions(
+    values: np.ndarray, epsilon: float, temperature: float, randoms: Sequence[np.random.Generator]
+) -> np.ndarray:
+    """Epsilon-greedy actions, or epsilon-softmax ones, with random numbers of each game.
+
+    Args:
+        values: float32 (n, actions).
+        epsilon, temperature: of all games.
+        randoms: n generators, as a game's numbers do not depend on the others.
+
+    Returns:
+        int64 (n,).
+    """
+    count = values.shape[1]
+    noisy = count if temperature else 0
+    drawn = np.array([(r.random(), r.integers(count), *r.gumbel(size=noisy)) for r in randoms])
+    chosen = sample_softmax(values, temperature, drawn[:, 2:] if temperature else 0.0)
+    return np.where(drawn[:, 0] < epsilon, drawn[:, 1].astype(np.int64), chosen)
 
 
 class EpsilonGreedy:

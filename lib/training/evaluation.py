@@ -24,7 +24,7 @@ from lib.envs.atari_wrappers import check_env_id, make_atari, wrap_deepmind
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import StackedVectorEnv, ale_games, fast_games
-from lib.learning.agents import QFunction
+from lib.learning.agents import QFunction, sample_actions
 from lib.learning.compiled_update import CapturedForward
 from lib.learning.dqn_model import DQN, NETWORKS
 from lib.printing import plural, print_line
@@ -87,7 +87,7 @@ def play_games(
     Args:
         games: from ``make_games``.
         q_function: wants its states on ``device``.
-        epsilon, temperature: see ``choose``.
+        epsilon, temperature: see ``sample_actions``.
         device: of ``q_function``.
 
     Yields:
@@ -101,34 +101,14 @@ def play_games(
         (states,) = upload(torch.device(device), games.states[playing])
         with torch.no_grad():
             values = q_function(states).float().cpu().numpy()
-        actions[playing] = choose(values, epsilon, temperature, [randoms[i] for i in playing])
+        own = [randoms[i] for i in playing]
+        actions[playing] = sample_actions(values, epsilon, temperature, own)
         games.send(actions)
         yield ended
         episodes = games.recv().episodes
         ended = [(i, game) for i, game in enumerate(episodes) if game and i in playing]
         playing = np.setdiff1d(playing, [i for i, _ in ended])
     yield ended
-
-
-def choose(
-    values: np.ndarray, epsilon: float, temperature: float, randoms: Sequence[np.random.Generator]
-) -> np.ndarray:
-    """Epsilon-greedy actions, or epsilon-softmax ones, with random numbers of each game.
-
-    Args:
-        values: float32 (n, actions).
-        epsilon, temperature: of all games.
-        randoms: n generators, as a game's numbers do not depend on the others.
-
-    Returns:
-        int64 (n,).
-    """
-    count = values.shape[1]
-    noisy = count if temperature else 0
-    drawn = np.array([(r.random(), r.integers(count), *r.gumbel(size=noisy)) for r in randoms])
-    if temperature:
-        values = values + temperature * drawn[:, 2:]
-    return np.where(drawn[:, 0] < epsilon, drawn[:, 1].astype(np.int64), values.argmax(1))
 
 
 def play_game(env: gym.Env, network: DQN, epsilon: float, seed: int) -> Episode:
@@ -139,7 +119,7 @@ def play_game(env: gym.Env, network: DQN, epsilon: float, seed: int) -> Episode:
     while "episode" not in info:
         with torch.no_grad():
             values = network(torch.from_numpy(state[None])).numpy()
-        action = int(choose(values, epsilon, network.temperature, [random])[0])
+        action = int(sample_actions(values, epsilon, network.temperature, [random])[0])
         state, _, terminated, truncated, info = env.step(action)
         steps += 1
         if (terminated or truncated) and "episode" not in info:  # a life is lost
