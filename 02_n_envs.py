@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from ignite.engine import Engine
+from torch.optim import Adam
 
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
@@ -43,9 +44,7 @@ def train(params: Options, run: Run) -> None:
 
     net = DQN(observation_shape, n_actions).to(run.device)
     target_net = copy.deepcopy(net)
-    optimizer = torch.optim.Adam(
-        net.parameters(), lr=params.learning_rate, eps=params.adam_epsilon, fused=True
-    )
+    optimizer = Adam(net.parameters(), params.learning_rate, eps=params.adam_epsilon, fused=True)
 
     @torch.no_grad()  # records nothing for a backward pass
     def q_function(states: torch.Tensor) -> torch.Tensor:
@@ -73,9 +72,8 @@ def train(params: Options, run: Run) -> None:
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     saved |= {"agent": agent, "experience": experience}
-    # Each whole game comes with its last frame. Its reward is smoothed here, and training stops at
-    # --stop-reward, or at --max-frames. TensorBoard gets it after each game, and loss, FPS and
-    # epsilon every 100 updates; checkpoints get what is in ``saved``.
+    # These smooth rewards of whole games and stop at --stop-reward, or at --max-frames. TensorBoard
+    # gets curves, and checkpoints get what is in ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batch_size = params.batch_size * params.envs * params.steps
     engine.run(batch_generator(engine, experience, buffer, params.replay_initial, batch_size))

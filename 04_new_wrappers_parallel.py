@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from ignite.engine import Engine
+from torch.optim import Adam
 
 from lib.envs.atari_wrappers import FrameStack, make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
@@ -72,9 +73,7 @@ def train(params: Options, run: Run) -> None:
 
     net = DQN(observation_shape, n_actions).to(run.device).share_memory()
     target_net = copy.deepcopy(net)
-    optimizer = torch.optim.Adam(
-        net.parameters(), lr=params.learning_rate, eps=params.adam_epsilon, fused=True
-    )
+    optimizer = Adam(net.parameters(), params.learning_rate, eps=params.adam_epsilon, fused=True)
 
     epsilon = LinearSchedule(
         params.epsilon_start, params.epsilon_final, params.epsilon_frames * params.steps
@@ -99,9 +98,8 @@ def train(params: Options, run: Run) -> None:
 
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
-    # Each whole game comes with its last frame. Its reward is smoothed here, and training stops at
-    # --stop-reward, or at --max-frames. TensorBoard gets it after each game, and loss, FPS and
-    # epsilon every 100 updates; checkpoints get what is in ``saved``.
+    # These smooth rewards of whole games and stop at --stop-reward, or at --max-frames. TensorBoard
+    # gets curves, and checkpoints get what is in ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batch_size = params.batch_size * params.steps
     with player as experience:

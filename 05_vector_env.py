@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from ignite.engine import Engine
+from torch.optim import Adam
 
 from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
 from lib.learning.agents import EpsilonGreedyAgent
@@ -47,9 +48,7 @@ def train(params: Options, run: Run) -> None:
 
     net = DQN(observation_shape, n_actions).to(run.device)
     target_net = copy.deepcopy(net)
-    optimizer = torch.optim.Adam(
-        net.parameters(), lr=params.learning_rate, eps=params.adam_epsilon, fused=True
-    )
+    optimizer = Adam(net.parameters(), params.learning_rate, eps=params.adam_epsilon, fused=True)
 
     @torch.no_grad()  # records nothing for a backward pass
     def q_function(states: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from ignite.engine import Engine, Events
+from torch.optim import Adam
 
 from lib.learning.agents import EpsilonGreedyAgent
 from lib.learning.dqn_model import DQN
@@ -72,9 +73,7 @@ def train(params: Options, run: Run) -> None:
 
     net = DQN(observation_shape, n_actions).to(run.device)
     target_net = copy.deepcopy(net)
-    optimizer = torch.optim.Adam(
-        net.parameters(), lr=params.learning_rate, eps=params.adam_epsilon, fused=True
-    )
+    optimizer = Adam(net.parameters(), params.learning_rate, eps=params.adam_epsilon, fused=True)
     buffer = MessageReplayBuffer(params.replay_size, observation_shape, run.device, params.seed)
     epsilons = ape_x_epsilons(params.players, params.envs, params.epsilon_final)
     epsilon = LinearSchedule(params.epsilon_start, epsilons.mean(), params.epsilon_frames)

@@ -64,9 +64,9 @@ def batch_generator(
     # At first nothing is new: a resumed run may have ended just before an update.
     for steps in chain([()], experience):
         buffer.extend(steps)
-        episodes = [episode for new in steps for episode in new.episodes]
-        state.update_due |= bool(episodes)
-        record_frames(engine, len(episodes), episodes)
+        ended = [game for new in steps for game in new.episodes]  # a game or None per frame
+        state.update_due |= bool(ended)
+        record_frames(engine, len(ended), ended)
         if engine.should_terminate:
             return
         if state.update_due and buffer.added >= initial:  # not len, which may fall again
