@@ -21,10 +21,10 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from benchmarks import Failed
@@ -39,15 +39,16 @@ from lib.training.machine import describe_machine
 
 REST = "rest (ignite, Python)"
 EPSILON = 0.02  # most of a run has this one
-# What somebody does in the time line -> its colour, and the parts of an iteration that are it.
+# What somebody does in the pictures -> its colour, and the parts of an iteration that are it.
 ACTIVITIES = {
     "learns": ("tab:blue", ("sampling", "forward", "backward", "optimizer", "update")),
     "chooses actions": ("tab:orange", ("choosing actions",)),
     "plays": ("tab:green", ("environment", "wrappers")),
-    "other": ("darkgray", ()),
+    "other": ("darkgray", ("sending", "storing", "logging and handlers", REST)),
     "waits": ("#ececec", ("waiting",)),
 }
 COLOURS = {part: colour for colour, parts in ACTIVITIES.values() for part in parts}
+Bars = Sequence[tuple[float, float, str]]  # begin and length in milliseconds, and colour
 START = "from benchmarks.profiled import main; main()"
 
 
@@ -90,16 +91,18 @@ def run(args: argparse.Namespace) -> int:
     for script in choose(args.rungs):
         print(script.stem, flush=True)
         workers += profile_rung(script, args, ensure_dir(out / script.stem))
-    rows = []
+    rows, averages, timelines = list[list[str]](), list[Bars](), list[Bars]()
     for one in workers:
-        spent: dict[str, float] = defaultdict(float)
+        timelines.append([(begin, end - begin, COLOURS[part]) for part, begin, end in one.spans])
+        spent = dict.fromkeys(COLOURS, 0.0)
         for part, begin, end in one.spans:
             spent[part] += (end - begin) / one.frames
-        whole = sum(spent.values())
+        *begins, total = accumulate(spent.values(), initial=0.0)
+        averages.append([*zip(begins, spent.values(), COLOURS.values(), strict=True)])
         rows += [
-            [one.rung, f"{one.fps:,.1f}", one.name, part, f"{ms:.3f}", f"{ms / whole:.1%}"]
-            for part in (*PARTS, REST)
-            if (ms := spent[part])
+            [one.rung, f"{one.fps:,.1f}", one.name, part, f"{ms:.3f}", f"{ms / total:.1%}"]
+            for part, ms in spent.items()
+            if ms
         ]
     notes = [
         here(machine),
@@ -112,8 +115,8 @@ def run(args: argparse.Namespace) -> int:
     header = ["rung", "FPS", "who", "part", "ms per frame", "share"]
     print(write_table(out / "breakdown", title, header, rows, notes))
     hardware = join_machine(machine, HARDWARE)
-    stacked_bars(out / "breakdown.png", rows, hardware)
-    time_line(out / "timeline.png", workers, args.milliseconds, hardware)
+    draw(out / "breakdown.png", workers, averages, "milliseconds per frame", None, hardware)
+    draw(out / "timeline.png", workers, timelines, "milliseconds", args.milliseconds, hardware)
     print(f"written to {out}")
     return 0
 
@@ -131,6 +134,8 @@ def profile_rung(script: Path, args: argparse.Namespace, folder: Path) -> Iterat
     if not (folder / LAPS).exists():
         raise Failed(f"{script.stem} ended before {args.updates} updates were profiled")
     (f0, t0), (f1, t1), (f2, _), (f3, _) = json.loads((folder / LAPS).read_text())
+    if f2 == f3:
+        raise Failed(f"{script.stem} played no frame within {args.updates} updates: ask for more")
     threads = read_trace(folder / TRAINER)
     main = next(n for n, spans in threads.items() if any(s.part == MEASURED for s in spans))
     (window,) = (span for span in threads[main] if span.part == MEASURED)
@@ -180,56 +185,32 @@ def innermost(spans: Iterable[Span], begin: float, end: float) -> Iterator[Span]
             del inside[len(inside) - 1 - inside[::-1].index(part)]
 
 
-def heading(rung: str, fps: str) -> str:
-    """A rung, and its FPS beside those in README."""
-    there = readme_fps().get(rung)
-    return f"{rung}: {fps} FPS" + (f" (README: {there:,.0f})" if there else "")
-
-
-def stacked_bars(path: Path, rows: Sequence[Sequence[str]], machine: str) -> None:
-    """Draw the milliseconds of a frame, of each worker in the rows of the table."""
-    spent: dict[tuple[str, str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for rung, fps, who, part, ms, _ in rows:
-        spent[rung, fps, who][COLOURS.get(part, ACTIVITIES["other"][0])] += float(ms)
-    figure, axes = new_figure(machine, 12, 1.5 + 0.6 * len(spent))
-    for colour, _ in ACTIVITIES.values():
-        widths = [colours.pop(colour, 0.0) for colours in spent.values()]
-        left = [
-            sum(bar.get_width() for bar in axes.patches[y :: len(spent)]) for y in range(len(spent))
-        ]
-        axes.barh(range(len(spent)), widths, left=left, color=colour)
-    labels = [f"{heading(rung, fps)}\n{who}" for rung, fps, who in spent]
-    axes.set_yticks(range(len(spent)), labels)
-    axes.invert_yaxis()
-    axes.set_xlabel("milliseconds per frame", fontsize=13)
-    legend(figure)
-    save(figure, path)
-
-
-def legend(figure: Figure) -> None:
-    """Say which colour is whose."""
-    handles = [Patch(color=colour, label=kind) for kind, (colour, _) in ACTIVITIES.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=13, frameon=False)
-
-
-def time_line(path: Path, workers: list[Worker], length: int, machine: str) -> None:
-    """Draw who does what over so many milliseconds, each rung below its heading."""
-    figure, axes = new_figure(machine, 13.3, 5)
+def draw(
+    path: Path,
+    workers: list[Worker],
+    bars: list[Bars],
+    x_label: str,
+    until: int | None,
+    machine: str,
+) -> None:
+    """Draw the bars of each worker, below its rung, whose FPS stand beside those in README."""
+    figure, axes = new_figure(machine, 13.3, 1.6 + 0.42 * len(workers))
     y, places, above = 0.0, [], ""
-    for one in workers:
+    for one, theirs in zip(workers, bars, strict=True):
         if one.rung != above:
-            axes.text(0, y + 0.7, heading(one.rung, f"{one.fps:,.0f}"), fontsize=13)
+            there = readme_fps().get(one.rung)
+            name = f"{one.rung}: {one.fps:,.0f} FPS" + (f" (README: {there:,.0f})" if there else "")
+            axes.text(0, y + 0.7, name, fontsize=13)
             y, above = y + 0.85, one.rung
         y += 1.05
         places.append(y - 0.5)
-        seen = [span for span in one.spans if span.begin < length]
-        colours = [COLOURS.get(span.part, ACTIVITIES["other"][0]) for span in seen]
-        bars = [(begin, end - begin) for _, begin, end in seen]
-        axes.broken_barh(bars, (y - 1, 0.95), facecolors=colours)
+        colours = [colour for _, _, colour in theirs]
+        axes.broken_barh([bar[:2] for bar in theirs], (y - 1, 0.95), facecolors=colours)
     axes.set_yticks(places, [one.name for one in workers])
     axes.tick_params(labelsize=13)
-    axes.set_xlim(0, length)
+    axes.set_xlim(0, until)
     axes.set_ylim(y + 0.2, 0)
-    axes.set_xlabel("milliseconds", fontsize=13)
-    legend(figure)
+    axes.set_xlabel(x_label, fontsize=13)
+    handles = [Patch(color=colour, label=kind) for kind, (colour, _) in ACTIVITIES.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=13, frameon=False)
     save(figure, path)

@@ -1,4 +1,4 @@
-"""Techniques of learning: device, compilation, precision, copies, and details of an update."""
+"""Techniques of learning: device, compilation, precision, copies, calls, details of an update."""
 
 import copy
 import warnings
@@ -47,53 +47,54 @@ class Learner:
         change: Callable[[DQN], Any] = lambda net: net,
         dtype: torch.dtype | None = None,
         tf32: bool = True,
-        graph: bool = False,
         pinned: bool | None = None,
         later: bool = False,
         **adam: Any,
     ) -> None:
         torch.manual_seed(0)  # the same weights and batches for every way
         net = DQN(SHAPE, ACTIONS).to(device)
-        optimizer = torch.optim.Adam(net.parameters(), 1e-4, **(adam or {"fused": True}))
-        target, self.net = change(copy.deepcopy(net)), change(net)
-        scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+        self.optimizer = torch.optim.Adam(net.parameters(), 1e-4, **(adam or {"fused": True}))
+        self.target, self.net = change(copy.deepcopy(net)), change(net)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+        self.device, self.dtype, self.tf32, self.later = device, dtype, tf32, later
         batches = [noise(size) for _ in range(8)]
-        if pinned:
+        if pinned is None:
+            batches = [to(device, batch) for batch in batches]
+        elif pinned:
             batches = [Batch(*(part.pin_memory() for part in batch)) for batch in batches]
-        places = cycle([to(device, batch) for batch in batches] if pinned is None else batches)
+        self.batches = cycle(batches)
 
-        def autocast() -> torch.autocast:
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-            return torch.autocast(device.type, dtype, enabled=dtype is not None)
+    def autocast(self) -> torch.autocast:
+        """In the precision of this learner; others may have set another one."""
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
 
-        @torch.no_grad()
-        def values(batch: Batch) -> torch.Tensor:
-            with autocast():
-                return self.net(batch.states)
+    def copy(self) -> Batch:
+        """The next batch, on the device."""
+        return to(self.device, next(self.batches), self.later)
 
-        def learn(batch: Batch, step: bool = True) -> None:
-            optimizer.zero_grad()
-            with autocast():
-                with torch.no_grad():
-                    next_q = target(batch.next_states)
-                loss = bellman_loss(self.net(batch.states), next_q, batch, DEFAULTS.gamma)
-            scaler.scale(loss).backward()
-            if step:
-                scaler.step(optimizer)
-                scaler.update()
-
-        self.copy = lambda: to(device, next(places), later)
-        self.values: Callable[[Batch], Any] = graphed(self.copy(), values) if graph else values
-        self.learn: Callable[..., Any] = graphed(self.copy(), learn) if graph else learn
-
-    def forward(self) -> None:
+    @torch.no_grad()
+    def forward(self) -> torch.Tensor:
         """The values of a batch, without gradients."""
-        self.values(self.copy())
+        with self.autocast():
+            return self.net(self.copy().states)
 
     def update(self) -> None:
         """A gradient step, with new rewards: memorised ones would make gradients denormal."""
         batch = self.copy()
         self.learn(batch._replace(rewards=torch.randn_like(batch.rewards)))
+
+    def learn(self, batch: Batch, step: bool = True) -> None:
+        """A gradient, and Adam's step with it."""
+        self.optimizer.zero_grad()
+        with self.autocast():
+            with torch.no_grad():
+                next_q = self.target(batch.next_states)
+            loss = bellman_loss(self.net(batch.states), next_q, batch, DEFAULTS.gamma)
+        self.scaler.scale(loss).backward()
+        if step:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
 
 
 def noise(size: int) -> Batch:
@@ -108,26 +109,22 @@ def to(device: torch.device, batch: Batch, later: bool = False) -> Batch:
     return Batch(*(tensor.to(device, non_blocking=later) for tensor in batch))
 
 
-def graphed(batch: Batch, function: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
-    """The function of a batch as a CUDA graph, which finds all batches in one place."""
-    place = Batch(*(tensor.clone() for tensor in batch))
-    replay = cuda_graph(lambda: function(place))
-
-    def call(batch: Batch) -> Any:
-        for there, new in zip(place, batch, strict=True):
-            there.copy_(new)
-        return replay()
-
-    return call
+def need_gpu(device: torch.device) -> None:
+    """Refuse what a CPU cannot do."""
+    if device.type == "cpu":
+        raise Failed("without --cuda" if torch.cuda.is_available() else "no GPU here")
 
 
 def compare(settings: Settings, ways: dict[str, Any], *tasks: str, what: str = "") -> Works:
     """The tasks of learners that are made in these ways; those with ``gpu`` need one."""
 
-    def make(task: str, device: Any = settings.device, gpu: bool = False, **how: Any) -> Measure:
-        if gpu and device.type == "cpu":
-            raise Failed("without --cuda" if torch.cuda.is_available() else "no GPU here")
-        return timed(getattr(Learner(device, settings.batch_size, **how), task))
+    def make(
+        task: str, device: Any = settings.device, gpu: bool = False, graph: bool = False, **how: Any
+    ) -> Measure:
+        if gpu:
+            need_gpu(device)
+        work = getattr(Learner(device, settings.batch_size, **how), task)
+        return timed(cuda_graph(work) if graph else work)
 
     return {
         f"{what}{task} of {settings.batch_size} (ms)": {
@@ -184,6 +181,28 @@ def copies(settings: Settings) -> Works:
     return compare(settings, ways, "copy", "update")
 
 
+def calls(settings: Settings) -> Works:
+    """What it costs to ask a device for something small."""
+    small = torch.zeros(32, 512, device=settings.device)
+
+    def kernels(count: int) -> None:
+        for _ in range(count):
+            small.add_(1)
+
+    def graph() -> Measure:
+        need_gpu(settings.device)
+        return timed(cuda_graph(lambda: kernels(20)))
+
+    ways: dict[str, Callable[[], Measure]] = {
+        "a kernel": partial(timed, lambda: kernels(1)),
+        "20 kernels": partial(timed, lambda: kernels(20)),
+        "20 kernels, a CUDA graph": graph,
+        "a new tensor": partial(timed, lambda: torch.empty_like(small)),
+        "a number to the CPU": partial(timed, small[0, 0].item),
+    }
+    return {"a call (ms)": ways}
+
+
 def contiguous(net: Any) -> Any:
     """The network without its memory format."""
 
@@ -199,7 +218,7 @@ def contiguous(net: Any) -> Any:
 def details(settings: Settings) -> Works:
     """What else makes the rungs' update faster."""
     layouts = {"contiguous": {"change": contiguous}, "channels-last": {}}
-    by_tensor = {"foreach": False, "fused": False}
-    adams = {"by tensor": by_tensor, "foreach": {"foreach": True}, "fused": {"fused": True}}
+    adams = {"by tensor": {"foreach": False, "fused": False}, "foreach": {"foreach": True}}
+    adams |= {"fused": {"fused": True}}
     works = compare(settings, layouts, "update", what="memory format: ")
     return {**works, **compare(settings, adams, "update", what="Adam: ")}

@@ -19,7 +19,6 @@ from lib.devices import cores
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource, Transitions
 from lib.learning.agents import EpsilonGreedyAgent
-from lib.learning.schedules import LinearSchedule
 from lib.parallel.player import ExperienceQueue, Player
 from pong_emulator import PongVectorEnv
 
@@ -31,11 +30,11 @@ def make_env() -> gym.Env:
 
 def environments(settings: Settings) -> Works:
     """Random play, with the states as arrays."""
-    n, rng = settings.envs, np.random.default_rng(0)
+    n, rng, cleanup = settings.envs, np.random.default_rng(0), settings.cleanup
 
     def stepper(seed: int) -> Callable[[], np.ndarray]:
         env = make_env()
-        settings.cleanup.callback(env.close)
+        cleanup.callback(env.close)
         env.reset(seed=seed)
 
         def step() -> np.ndarray:
@@ -51,39 +50,32 @@ def environments(settings: Settings) -> Works:
         return timed(lambda: list(run(lambda step: step(), steps)), count)
 
     def threads() -> Measure:
-        return each(n, settings.cleanup.enter_context(ThreadPoolExecutor(n)).map)
+        return each(n, cleanup.enter_context(ThreadPoolExecutor(n)).map)
 
-    def vector(make: Callable[[], Any]) -> Measure:
-        envs = make()
-        settings.cleanup.callback(envs.close)
+    def vector(make: Callable[..., Any], *args: Any, **how: Any) -> Measure:
+        envs = make(*args, **how)
+        cleanup.callback(envs.close)
         envs.reset(seed=0)
         return timed(lambda: envs.step(rng.integers(ACTIONS, size=n)), n)
 
-    def processes() -> AsyncVectorEnv:
-        return AsyncVectorEnv([make_env] * n, context=fresh_processes().get_start_method())
-
-    in_cpp = partial(AtariVectorEnv, "pong", n, num_threads=min(cores(), n))
+    forks, cpp = {"context": fresh_processes().get_start_method()}, {"num_threads": min(cores(), n)}
     ways: dict[str, Callable[[], Measure]] = {
         "one": partial(each, 1),
         f"{n} in turn": partial(each, n),
         f"{n} in threads": threads,
-        f"{n} in processes (AsyncVectorEnv)": partial(vector, processes),
-        f"{n} in C++ (AtariVectorEnv)": partial(vector, in_cpp),
-        f"{n} in our emulator": partial(vector, partial(PongVectorEnv, n, threads=min(cores(), n))),
+        f"{n} in processes (AsyncVectorEnv)": partial(
+            vector, AsyncVectorEnv, [make_env] * n, **forks
+        ),
+        f"{n} in C++ (AtariVectorEnv)": partial(vector, AtariVectorEnv, "pong", n, **cpp),
+        f"{n} in our emulator": partial(vector, PongVectorEnv, n, threads=min(cores(), n)),
     }
     return {"a frame (ms)": ways}
 
 
 def experience(net: nn.Module, frames: int) -> Iterator[list[Transitions]]:
     """Lists of so many frames of one game, which the network plays."""
-    epsilon = LinearSchedule(DEFAULTS.epsilon_final, DEFAULTS.epsilon_final, 1)
-    device = next(net.parameters()).device
-
-    @torch.no_grad()
-    def q_function(states: torch.Tensor) -> torch.Tensor:
-        return net(states)
-
-    agent = EpsilonGreedyAgent(q_function, ACTIONS, epsilon, device)
+    q_function, device = torch.no_grad()(net), next(net.parameters()).device
+    agent = EpsilonGreedyAgent(q_function, ACTIONS, lambda _: DEFAULTS.epsilon_final, device)
     return iter(ExperienceSource([make_env()], agent, steps=frames))
 
 
