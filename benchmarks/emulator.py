@@ -2,7 +2,7 @@
 
 Random play, observations of 84 x 84 and one frame, the maximum of the last two of four emulated
 frames. All of as many games play in turn, round by round. With --cuda the games are on the GPU, and
-nobody else plays.
+nobody else plays: a step is one CUDA graph, with 1, 4 or 32 games in each warp.
 
 ALE and EnvPool take 80 ms to make a game, and one MB of memory, so they play 1,024 games at most.
 EnvPool plays where it is installed: in the peers' environment (requirements-peers.txt).
@@ -25,12 +25,14 @@ import torch
 from benchmarks.arguments import add_counts, add_out, positive
 from benchmarks.measuring import chosen_device, seconds_per_call
 from benchmarks.report import ensure_dir, here, spread, write_table
+from lib.learning.compiled_update import cuda_graph
 from lib.training.machine import describe_machine
+from pong_emulator import PongVectorEnv
 
 EMULATOR, ON_GPU = "this emulator", "this emulator on the GPU"
 ALE, ENVPOOL = "AtariVectorEnv", "EnvPool"
 GAMES, GAMES_ON_GPU = (1, 16, 64, 256, 1_024), (32, 1_024, 16_384, 65_536)
-THREADS = (1, 2)
+THREADS, PER_WARP = (1, 2), (1, 4, 32)
 MOST_GAMES = 1_024  # of ALE and EnvPool
 
 
@@ -52,37 +54,53 @@ def run(args: argparse.Namespace) -> int:
     machine, out = describe_machine(chosen_device(args.cuda)), ensure_dir(args.out)
     machine |= {name: version(name) for name in ("numba", "envpool") if find_spec(name)}
     everybody = [EMULATOR, ALE, *[ENVPOOL] * ("envpool" in machine)]
-    ways = [(ON_GPU, 1)] if args.cuda else [(who, n) for who in everybody for n in THREADS]
+    ways = [(who, n) for who in everybody for n in THREADS]
+    if args.cuda:
+        ways = [(ON_GPU, n) for n in PER_WARP]
     sizes = args.games or (GAMES_ON_GPU if args.cuda else GAMES)
     rates: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     for games in sizes:
         print(f"games: {games:,}", flush=True)
         players = {
-            (who, threads, games): player(who, games, threads)
-            for who, threads in ways
-            if threads <= games <= (MOST_GAMES if who in (ALE, ENVPOOL) else games)
+            (who, n, games): player(who, games, n)
+            for who, n in ways
+            if n <= games <= (MOST_GAMES if who in (ALE, ENVPOOL) else games)
         }
         for _ in range(args.rounds):
             for key, play in players.items():
                 rates[key].append(games / seconds_per_call(play, args.milliseconds / 1e3))
-    rows = [
-        [who, f"{threads}", *(spread(rates[who, threads, games]) for games in sizes)]
-        for who, threads in ways
-    ]
-    header = ["who", "threads", *(f"games: {games:,}" for games in sizes)]
+    rows = [[who, f"{n}", *(spread(rates[who, n, games]) for games in sizes)] for who, n in ways]
+    split = "games per warp" if args.cuda else "threads"
+    header = ["who", split, *(f"games: {games:,}" for games in sizes)]
     note = "Agent steps per second (four emulated frames each): medians and ranges. Random play"
     print(write_table(out / "emulator", "Emulators of Pong", header, rows, [here(machine), note]))
     return 0
 
 
-def player(who: str, games: int, threads: int) -> Callable[[], Any]:
-    """A function that plays a step of all games, with actions drawn before (on a GPU: there)."""
-    envs = build(who, games, threads)
-    envs.reset()  # with a seed, ALE would compute its tables of colours again
+def player(who: str, games: int, n: int) -> Callable[[], Any]:
+    """A function that plays a step of all games at random, with n threads (or games per warp)."""
     if who == ON_GPU:
-        return lambda: envs.step(torch.randint(6, (games,), device="cuda"))
+        return player_on_gpu(PongVectorEnv(games, stack=1, device="cuda", games_per_warp=n))
+    envs = build(who, games, n)
+    envs.reset()  # with a seed, ALE would compute its tables of colours again
     actions = cycle(np.random.default_rng(0).integers(6, size=(64, games)))
     return lambda: envs.step(next(actions))
+
+
+def player_on_gpu(envs: Any) -> Callable[[], Any]:
+    """The same for games on a GPU, whose steps are one CUDA graph."""
+    frames, _ = envs.reset(seed=0)
+    number = {"device": frames.device}
+    actions = torch.zeros(envs.num_envs, dtype=torch.int64, **number)
+    rewards = torch.zeros(envs.num_envs, dtype=torch.int32, **number)
+    terminated, truncated = torch.zeros((2, envs.num_envs), dtype=torch.bool, **number)
+    play = cuda_graph(envs.stepper(actions, frames, rewards, terminated, truncated))
+
+    def step() -> None:
+        actions.random_(6)
+        play()
+
+    return step
 
 
 def build(who: str, games: int, threads: int) -> Any:
@@ -99,7 +117,4 @@ def build(who: str, games: int, threads: int) -> Any:
         how = {"stack_num": 1, "num_threads": threads}
         reset = AutoresetMode.SAME_STEP
         return ale_py.AtariVectorEnv("pong", games, autoreset_mode=reset, **how)
-    from pong_emulator import PongVectorEnv
-
-    device = "cuda" if who == ON_GPU else "cpu"
-    return PongVectorEnv(games, seed=0, stack=1, threads=threads, device=device)
+    return PongVectorEnv(games, seed=0, stack=1, threads=threads)

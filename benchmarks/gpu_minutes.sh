@@ -17,10 +17,10 @@ log=$out/$part.txt
 peers=${PEERS:-$(command -v python)}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
 if [ -n "$TINY" ]; then
-  cuda=() frames=20 filling=60 games=(--games 4) slower=10
+  cuda=() frames=20 filling=60 games=4 slower=10
   small=(--envs 8 --rollout 4 --batch-size 16 --max-frames 600)
 else
-  cuda=(--cuda) frames=1500 filling=1000 games=() slower=1
+  cuda=(--cuda) frames=1500 filling=1000 games="32 1024 4096 16384" slower=1
   small=()
 fi
 case $part in first) seconds=$((540 * slower)) ;; second) seconds=$((180 * slower)) ;; *) exit 2 ;; esac
@@ -42,6 +42,11 @@ fps() { # script, flags: so many frames after filling
   rung 30 "$1" --replay-initial $filling --max-frames $((filling + frames)) "${@:2}"
 }
 
+techniques() { # seconds, parts
+  step "$1" python -m benchmarks techniques --repeats 3 --milliseconds 100 "${cuda[@]}" \
+    --out "$kept/techniques-$2" --only "${@:2}"
+}
+
 if [ "$part" = first ]; then
   # Compiled beside the first measurements, which need one core: the emulator for the CPU, then for
   # the GPU.
@@ -53,7 +58,8 @@ g = p.PongVectorEnv(4, stack=1$warp); g.reset(); g.send([0] * 4); g.recv()
 print(f'and for the GPU: {time.time() - t:.0f} s')" >"$kept/compiled.txt" 2>&1 &
   compiling=$!
   [ -n "$TINY" ] || nvidia-smi >>"$log" 2>&1
-  step 75 python -m benchmarks.gpu_costs calls --out "$kept/calls.json" "${cuda[@]}"
+  techniques 45 calls device precision copies profiler
+  techniques 60 compilation
   step 130 python -m benchmarks peers --python "$peers" --only ptan --rounds 1 --frames "$frames" \
     --out "$kept/peers" "${cuda[@]}"
   fps 03_parallel --play-device cpu
@@ -63,7 +69,8 @@ print(f'and for the GPU: {time.time() - t:.0f} s')" >"$kept/compiled.txt" 2>&1 &
   rung 30 06_compiled_update --replay-initial $filling --max-frames $((filling + 8 * frames))
   wait "$compiling"
   cat "$kept/compiled.txt" >>"$log"
-  step 75 python -m benchmarks.gpu_costs games --out "$kept/games.json" "${games[@]}" "${cuda[@]}"
+  # shellcheck disable=SC2086  # several numbers
+  step 75 python -m benchmarks emulator --games $games --rounds 2 --out "$kept/emulator" "${cuda[@]}"
   rung 75 08_recompiled_pong ${TINY:+--max-frames 600}
   for seed in 90 91 92; do
     rung 45 10_thousands_of_games --seed "$seed" "${small[@]}"

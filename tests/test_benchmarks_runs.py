@@ -204,7 +204,7 @@ def measured_ways(part: str, folder: Path) -> dict[str, list[str]]:
 # Part -> ways that are measured on a CPU, and ways that need a GPU.
 WAYS = {"device": (3, 3), "environments": (6, 0), "compilation": (6, 2), "precision": (4, 4)}
 WAYS |= {"collection": (3, 0), "memory": (8, 0), "copies": (0, 6), "profiler": (4, 0)}
-WAYS |= {"details": (5, 0)}
+WAYS |= {"details": (5, 0), "calls": (4, 1)}
 
 
 @pytest.mark.usefixtures("console")
@@ -216,7 +216,7 @@ def test_each_technique_is_measured_or_says_why_not(part, tmp_path, monkeypatch)
     assert not ways
 
 
-@pytest.mark.parametrize("part", ["compilation", "copies"])
+@pytest.mark.parametrize("part", ["calls", "compilation", "copies"])
 def test_on_a_gpu_all_ways_are_measured(part, tmp_path, monkeypatch) -> None:
     with in_place_of_cuda():
         monkeypatch.setattr(techniques, "chosen_device", lambda cuda: torch.device(NAME))

@@ -6,7 +6,7 @@ What this machine lacks is a row that says so. The second command is as on a CPU
 
     python -m benchmarks techniques
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks techniques --out runs/avx2
-    python -m benchmarks techniques --cuda --only device compilation precision copies
+    python -m benchmarks techniques --cuda --only calls device compilation precision copies
 
 Files: techniques-cpu.md, its rows as .csv, and a picture with a panel for each part, .png.
 """
@@ -31,6 +31,7 @@ PARTS = {
     "collection": playing.collection,
     "memory": memory.memory,
     "copies": learning.copies,
+    "calls": learning.calls,
     "profiler": playing.profiler,
     "details": learning.details,
 }
