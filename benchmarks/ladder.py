@@ -130,7 +130,7 @@ def length(script: Path, args: argparse.Namespace) -> list[str]:
 
 def has_replay_buffer(script: Path) -> bool:
     """Whether a rung fills a replay buffer before it trains."""
-    return not script.stem.startswith(("07", "08"))
+    return "ReplayBuffer(" in script.read_text(encoding="utf-8")
 
 
 def run_rung(command: Command, run_dir: Path) -> int:

@@ -61,7 +61,7 @@ def fitted(header: Sequence[str], rows: Sequence[Sequence[str]], first: Sequence
     return "\n".join(lines)
 
 
-def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
     """Write rows, the header first."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)

@@ -17,7 +17,7 @@ import argparse
 import runpy
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -44,8 +44,6 @@ from lib.printing import plural
 
 HOUR = 3_600.0  # seconds
 HELD_OUT = 1_000  # seeds from here on are for what is published, never for choosing settings
-RUNS_HEADER = ["script", "seed", "fps", "minutes", "frames", "avg_reward", "solved", "finished"]
-RUNS_HEADER += ["evaluation", "evaluation_sd", "fps_to_01", "commit", "machine", "folder"]
 NOTE = "Medians over the seeds (and their range); docs/benchmarks.md explains the columns."
 BOUND_NOTE = '">": a lower bound, because a run was not solved; it counts with what it has played.'
 BOOK_NOTE = "The book: second edition (GTX 1080 Ti); third edition (a newer GPU, solved at 18)."
@@ -103,9 +101,9 @@ def run(args: argparse.Namespace) -> int:
     notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
     out = ensure_dir(args.out or (args.runs[0] if len(args.runs) == 1 else Path("runs/table")))
     write_table(out / "table", "Runs", header, table, notes)
-    asked = sorted({name for record in records for name in record.settings})
-    lines = [numbers(r, records) + [r.settings.get(name, "") for name in asked] for r in records]
-    write_csv(out / "runs.csv", [RUNS_HEADER + asked, *lines])
+    no_settings = dict.fromkeys(sorted({name for one in records for name in one.settings}), "")
+    lines = [numbers(one, records) | no_settings | one.settings for one in records]
+    write_csv(out / "runs.csv", [[*lines[0]], *(line.values() for line in lines)])
     for number, record in enumerate(records if args.curves else ()):
         same = sum(other.folder.name == record.folder.name for other in records[:number])
         file = ensure_dir(out / "curves") / f"{record.folder.name}{f'-{same}' * bool(same)}.csv"
@@ -286,28 +284,24 @@ def against_01(script: str, which: int) -> str:
 def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
     """FPS as a ratio to the nearest run of 01 that is comparable; None: none within the hour."""
 
-    def apart(other: Record) -> float:
+    def apart(other: Record) -> tuple[float, float]:
         first, second = sorted((run, other), key=lambda record: record.started)
-        return max(0.0, second.started - (first.started + 60 * first.minutes))
+        between = second.started - (first.started + 60 * first.minutes)
+        return max(0.0, between), second.started - first.started
 
-    baselines = [r for r in records if r.script == BASELINE and r.fps and comparable(run, r)]
-    order: Callable[[Record], Any] = lambda r: (apart(r), abs(r.started - run.started))  # noqa: E731
-    near = min(baselines, key=order, default=None)
-    if near is None or near.fps is None or run.fps is None or apart(near) > HOUR:
-        return None
-    return run.fps / near.fps
+    near = [r for r in records if r.script == BASELINE and r.fps and comparable(run, r)]
+    nearest = min((one for one in near if apart(one)[0] <= HOUR), key=apart, default=None)
+    return run.fps / nearest.fps if run.fps and nearest and nearest.fps else None
 
 
 def minutes_ratio(runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -> str:
     """The median of their minutes against that of 01, where one is comparable and solved it."""
-    of_01 = [
-        group for group in groups if group[0].script == BASELINE and comparable(runs[0], group[0])
-    ]
+    of_01 = [one for one in groups if one[0].script == BASELINE and comparable(runs[0], one[0])]
     if len(of_01) != 1 or not all(one.solved for one in of_01[0]):
         return ""
     theirs = median(minutes for _, minutes in costs(of_01[0]))
     ratios = [minutes / theirs for _, minutes in costs(runs)]
-    return bound(np.median, ratios, [record.solved for record in runs], "{:.2f}")
+    return summary(ratios, [record.solved for record in runs], "{:.2f}").partition(" (")[0]
 
 
 def ran_to_solve(runs: Sequence[Record]) -> bool:
@@ -322,21 +316,13 @@ def costs(runs: Sequence[Record]) -> list[tuple[float, float]]:
 
 
 def summary(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
-    """Median and range; a figure that hangs on runs that are not certain has a ">"."""
-    text, *ends = (bound(f, values, certain, form) for f in (np.median, np.min, np.max))
+    """Median and range; ">": a lower bound, a figure that hangs on runs that are not certain."""
+    known, at_most = np.array(values, float), np.where(certain, values, np.inf)
+    text, *ends = (
+        "> " * bool(f(known) != f(at_most)) + form.format(f(known))
+        for f in (np.median, np.min, np.max)
+    )
     return text if len(set(ends)) == 1 else f"{text} ({' to '.join(ends)})"
-
-
-def bound(
-    statistic: Callable[[np.ndarray], float],
-    values: Sequence[float],
-    certain: Sequence[bool],
-    form: str,
-) -> str:
-    """Format a statistic; ">" marks a lower bound."""
-    known = np.array(values, float)
-    sure = statistic(known) == statistic(np.where(certain, known, np.inf))
-    return ("" if sure else "> ") + form.format(statistic(known))
 
 
 def learning_curve(runs: Sequence[Record], edges: Sequence[int]) -> dict[str, str]:
@@ -362,14 +348,14 @@ def learning_curve(runs: Sequence[Record], edges: Sequence[int]) -> dict[str, st
     return cells
 
 
-def numbers(run: Record, records: Sequence[Record]) -> list[object]:
-    """A run's line of runs.csv."""
-
-    def plain(value: float | None) -> str:
-        return "" if value is None else f"{value:.3f}"
-
-    games = [mean(run.evaluation), pstdev(run.evaluation)] if run.evaluation else [None, None]
-    values: list[object] = [run.script, run.seed, plain(run.fps), plain(run.minutes), run.frames]
-    values += [plain(run.avg_reward), int(run.solved), int(run.finished), *map(plain, games)]
-    values += [plain(fps_to_01(run, records)), run.commit, join_machine(run.machine)]
-    return [*values, run.folder.name]
+def numbers(run: Record, records: Sequence[Record]) -> dict[str, Any]:
+    """A run's line of runs.csv, without its settings."""
+    games = run.evaluation
+    values: dict[str, Any] = {"script": run.script, "seed": run.seed, "fps": run.fps}
+    values |= {"minutes": run.minutes, "frames": run.frames, "avg_reward": run.avg_reward}
+    values |= {"solved": int(run.solved), "finished": int(run.finished)}
+    values |= {"evaluation": mean(games) if games else None}
+    values |= {"evaluation_sd": pstdev(games) if games else None}
+    values |= {"fps_to_01": fps_to_01(run, records), "commit": run.commit}
+    values |= {"machine": join_machine(run.machine), "folder": run.folder.name}
+    return {name: f"{v:.3f}" if isinstance(v, float) else v for name, v in values.items()}

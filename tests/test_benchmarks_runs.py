@@ -76,7 +76,8 @@ def rungs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder that takes the place of the repository; its rungs say their flags."""
     monkeypatch.setattr(ladder, "ROOT", tmp_path)
     for name in ("01_baseline", "02_n_envs", "07_speedrun"):
-        (tmp_path / f"{name}.py").write_text("import sys\nprint(*sys.argv[1:-2])\n")
+        buffer = "ReplayBuffer()" * (name < "07")
+        (tmp_path / f"{name}.py").write_text(f"import sys\nprint(*sys.argv[1:-2])  # {buffer}\n")
     return tmp_path
 
 
@@ -89,6 +90,8 @@ def test_seeds_run_through_all_rungs_and_values(rungs, capfd) -> None:
     filled = f"{short} --replay-initial 2000"
     values = [f"{flags} --{no}max-pool --amp" for flags in (filled, short) for no in ("no-", "")]
     assert found == [f"{flags} --seed {seed}" for seed in (5, 6) for flags in values]
+    assert not ladder.has_replay_buffer(ROOT / "10_thousands_of_games.py")  # real, as 06
+    assert ladder.has_replay_buffer(ROOT / "06_compiled_update.py")
     # One seed where something varies; how many runs, and how long, is told before they start.
     assert main(["ladder", "--rungs", "02", "--vary", "envs", "1", "2", "--solve", *folder]) == 0
     out = capfd.readouterr().out
