@@ -51,6 +51,8 @@ def main(argv: list[str]) -> int:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
+        if getattr(args, "out", None):  # before anything is measured
+            args.out.mkdir(parents=True, exist_ok=True)
         return modules[args.command].run(args)
     except (UserError, Failed, OSError) as error:  # a folder that cannot be written to, too
         print(f"{parser.prog} {args.command}: {error}", file=sys.stderr)

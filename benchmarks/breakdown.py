@@ -28,13 +28,12 @@ from typing import NamedTuple
 from matplotlib.patches import Patch
 
 from benchmarks import Failed
-from benchmarks.arguments import add_counts, add_out
 from benchmarks.charts import new_figure, save
 from benchmarks.ladder import choose, has_replay_buffer
-from benchmarks.measuring import chosen_device, last_line_of
+from benchmarks.measuring import add_counts, add_out, chosen_device, last_line_of
 from benchmarks.profiled import LAPS, MEASURED, PARTS, PLAYER, TRAINER, WARM_UP
 from benchmarks.records import readme_fps
-from benchmarks.report import HARDWARE, ensure_dir, here, join_machine, write_table
+from benchmarks.report import HARDWARE, here, join_machine, write_table
 from lib.training.machine import describe_machine
 
 REST = "rest (ignite, Python)"
@@ -86,11 +85,11 @@ def run(args: argparse.Namespace) -> int:
     """Take the rungs apart, write the table, the time line and the traces."""
     asked = {flag.split("=")[-1].split(":")[0] for flag in args.rung_flags}  # --device=cuda:1, too
     machine = describe_machine(chosen_device(bool(asked & {"--cuda", "cuda"})))
-    out = ensure_dir(args.out).resolve()
+    out = args.out.resolve()
     workers: list[Worker] = []
     for script in choose(args.rungs):
         print(script.stem, flush=True)
-        workers += profile_rung(script, args, ensure_dir(out / script.stem))
+        workers += profile_rung(script, args, out / script.stem)
     rows, averages, timelines = list[list[str]](), list[Bars](), list[Bars]()
     for one in workers:
         timelines.append([(begin, end - begin, COLOURS[part]) for part, begin, end in one.spans])
@@ -126,6 +125,7 @@ def profile_rung(script: Path, args: argparse.Namespace, folder: Path) -> Iterat
     flags = ["--stop-reward", "1e9", "--checkpoint-every", "0"]
     flags += ["--epsilon-start", f"{EPSILON}", "--epsilon-final", f"{EPSILON}"]
     flags += ["--replay-initial", "1000"] * has_replay_buffer(script)
+    folder.mkdir(exist_ok=True)
     for file in (LAPS, TRAINER, PLAYER):
         (folder / file).unlink(missing_ok=True)  # of a former command
     with tempfile.TemporaryDirectory() as runs:

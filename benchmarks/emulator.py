@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.arguments import add_counts, add_out, positive
-from benchmarks.measuring import chosen_device, seconds_per_call
-from benchmarks.report import ensure_dir, here, spread, write_table
+from benchmarks.measuring import add_counts, add_out, chosen_device, positive, seconds_per_call
+from benchmarks.report import here, spread, write_table
 from lib.learning.compiled_update import cuda_graph
 from lib.training.machine import describe_machine
 from pong_emulator import PongVectorEnv
@@ -51,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the table."""
-    machine, out = describe_machine(chosen_device(args.cuda)), ensure_dir(args.out)
+    machine, out = describe_machine(chosen_device(args.cuda)), args.out
     machine |= {name: version(name) for name in ("numba", "envpool") if find_spec(name)}
     everybody = [EMULATOR, ALE, *[ENVPOOL] * ("envpool" in machine)]
     ways = [(who, n) for who in everybody for n in THREADS]

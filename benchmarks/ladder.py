@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import UserError
-from benchmarks.arguments import positive
+from benchmarks.measuring import positive
 from benchmarks.records import COMMIT, readme_fps
 from benchmarks.report import ROOT, commit
 

@@ -19,10 +19,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks import Failed, UserError
-from benchmarks.arguments import add_counts, add_out
-from benchmarks.measuring import chosen_device, last_line_of
+from benchmarks.measuring import add_counts, add_out, chosen_device, last_line_of
 from benchmarks.peer_loops import EPSILON, REPLAY_INITIAL
-from benchmarks.report import ensure_dir, here, spread, write_table
+from benchmarks.report import here, spread, write_table
 from lib.training.machine import describe_machine
 
 ONE, THREE = "1 environment, update of 32", "3 environments, update of 96"
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """Run everybody, write the table."""
     if not args.python.exists():
         raise UserError(f"there is no {args.python}: requirements-peers.txt says how to make it")
-    machine, out = describe_machine(chosen_device(args.cuda)), ensure_dir(args.out)
+    machine, out = describe_machine(chosen_device(args.cuda)), args.out
     others = {"ptan": SB3, "sb3": PTAN}.get(args.only)
     contenders = [entry for entry in CONTENDERS if entry[1] != others]
     fps: dict[str, list[float]] = {program: [] for _, _, program in contenders}

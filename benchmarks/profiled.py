@@ -29,7 +29,7 @@ from lib.learning.agents import EpsilonGreedyAgent, Exploration
 from lib.learning.compiled_update import CapturedForward
 from lib.learning.dqn_model import DQN
 from lib.learning.replay_buffer import ReplayBuffer
-from lib.parallel.player import ExperienceQueue, Player
+from lib.parallel import player
 from pong_emulator.threads import ThreadedPongVectorEnv
 
 WARM_UP = 20  # updates before anything is timed
@@ -51,7 +51,7 @@ PARTS: dict[str, list[tuple[Any, ...]]] = {
         (ale_py.AtariVectorEnv, "recv"),
         (ThreadedPongVectorEnv, "recv"),
     ],
-    "sending": [(ExperienceQueue, "put")],
+    "sending": [(player.ExperienceQueue, "put")],
     "storing": [(ReplayBuffer, "extend")],
     "sampling": [(ReplayBuffer, "sample")],
     "forward": [(DQN, "forward")],
@@ -125,7 +125,7 @@ def main() -> None:
     folder, updates = Path(sys.argv[1]), int(sys.argv[2])
     sys.argv[:3] = []
     name_parts()
-    make_player, run_engine = Player.__init__, Engine.run
+    make_player, run_engine = player.Player.__init__, Engine.run
     profiler, measured = new_profiler(), record_function(MEASURED)
     laps: list[tuple[int, float]] = []  # frames and seconds
 
@@ -159,8 +159,9 @@ def main() -> None:
             engine.add_event_handler(Events.ITERATION_COMPLETED(once=number), lap)
         return run_engine(engine, *args, **keywords)
 
-    def make(self: Player, target: Callable[..., None], *args: Any, **keywords: Any) -> None:
+    def make(self: player.Player, target: Callable[..., None], *args: Any, **keywords: Any) -> None:
         make_player(self, functools.partial(profile_player, target, folder), *args, **keywords)
 
-    Engine.run, Player.__init__ = run, make  # type: ignore[method-assign]
+    Engine.run, player.Player.__init__ = run, make  # type: ignore[method-assign]
+    player.EXIT_SECONDS = 300.0  # to write its trace
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -67,12 +67,6 @@ def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
-def ensure_dir(folder: Path) -> Path:
-    """Make the folder if there is none, before anything is measured; returns it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def here(machine: Machine) -> str:
     """The line above what is measured now: the machine, its versions and the commit."""
     # Someone may have them less than the machine has, as if it were an older one.

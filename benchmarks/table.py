@@ -27,12 +27,11 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from benchmarks import UserError, charts
-from benchmarks.arguments import positive
+from benchmarks.measuring import positive
 from benchmarks.records import Record, Setting, read_records
 from benchmarks.report import (
     HARDWARE,
     ROOT,
-    ensure_dir,
     fitted,
     in_rows,
     join_machine,
@@ -99,14 +98,16 @@ def run(args: argparse.Namespace) -> int:
     notes += [BOUND_NOTE] * any("> " in cell for cells in table for cell in cells)
     notes += [BOOK_NOTE] * any(name.startswith("book") for name in header)
     notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
-    out = ensure_dir(args.out or (args.runs[0] if len(args.runs) == 1 else Path("runs/table")))
+    out = args.out or (args.runs[0] if len(args.runs) == 1 else Path("runs/table"))
+    out.mkdir(parents=True, exist_ok=True)
     write_table(out / "table", "Runs", header, table, notes)
     no_settings = dict.fromkeys(sorted({name for one in records for name in one.settings}), "")
     lines = [numbers(one, records) | no_settings | one.settings for one in records]
     write_csv(out / "runs.csv", [[*lines[0]], *(line.values() for line in lines)])
     for number, record in enumerate(records if args.curves else ()):
         same = sum(other.folder.name == record.folder.name for other in records[:number])
-        file = ensure_dir(out / "curves") / f"{record.folder.name}{f'-{same}' * bool(same)}.csv"
+        file = out / "curves" / f"{record.folder.name}{f'-{same}' * bool(same)}.csv"
+        file.parent.mkdir(exist_ok=True)
         curves = vars(record.curves)
         write_csv(file, [[*curves], *zip(*curves.values(), strict=True)])
     seeds = f"seeds {in_rows({record.seed for record in records})}"

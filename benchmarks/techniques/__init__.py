@@ -16,10 +16,9 @@ from contextlib import ExitStack
 
 from tqdm import tqdm
 
-from benchmarks.arguments import add_counts, add_out
 from benchmarks.charts import bar_panels
-from benchmarks.measuring import chosen_device, measure
-from benchmarks.report import HARDWARE, ensure_dir, here, join_machine, spread, write_table
+from benchmarks.measuring import add_counts, add_out, chosen_device, measure
+from benchmarks.report import HARDWARE, here, join_machine, spread, write_table
 from benchmarks.techniques import learning, memory, playing
 from lib.training.machine import describe_machine, prepare_torch
 
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure the parts; write table and picture."""
-    device, out = chosen_device(args.cuda), ensure_dir(args.out)
+    device = chosen_device(args.cuda)
     machine = describe_machine(device)
     prepare_torch(seed=0)
     rows, panels = [], dict[str, dict[str, list[float] | str]]()
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         f"Seed 0; {args.repeats} measurements of {args.milliseconds} ms, in turn: medians (and "
         f"ranges), and gains measurement by measurement; {args.transitions:,} transitions",
     ]
-    title, path = f"Techniques one by one, on {device}", out / f"techniques-{device}"
+    title, path = f"Techniques one by one, on {device}", args.out / f"techniques-{device}"
     header = ["part", "work", "way", "measured", "gain"]
     print(write_table(path, title, header, rows, notes))
     bar_panels(path.with_suffix(".png"), title, panels, join_machine(machine, HARDWARE))
