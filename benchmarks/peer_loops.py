@@ -49,48 +49,22 @@ def now() -> float:
     return time.perf_counter()
 
 
-def ptan_source(envs: int, net: nn.Module, args: argparse.Namespace) -> Any:
+def ptan_source(envs: int, net: nn.Module, device: str) -> Any:
     """Ptan's agent, playing."""
     import ptan
 
     made = [ptan.common.wrappers.wrap_dqn(gym.make(ENV), noop_max=30) for _ in range(envs)]
     selector = ptan.actions.EpsilonGreedyActionSelector(EPSILON)
-    agent = ptan.agent.DQNAgent(net, selector, device=torch.device(args.device))
-    envs_or_env = made if envs > 1 else made[0]
+    agent = ptan.agent.DQNAgent(net, selector, device=torch.device(device))
     source = ptan.experience.ExperienceSourceFirstLast
-    return source(envs_or_env, agent, gamma=GAMMA, steps_count=1)
+    return source(made if envs > 1 else made[0], agent, gamma=GAMMA, steps_count=1)
 
 
-def ptan_play(net: nn.Module, queue: Any, args: argparse.Namespace) -> None:
+def ptan_play(net: nn.Module, queue: Any, device: str) -> None:
     """What the player process does."""
     torch.set_num_threads(1)
-    for experience in ptan_source(1, net, args):
+    for experience in ptan_source(1, net, device):
         queue.put(experience)
-
-
-def ptan_update(
-    net: nn.Module,
-    target: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: list[Any],
-    args: argparse.Namespace,
-) -> None:
-    """Learn from a batch of ptan's buffer, as a rung of the chapter does."""
-    last = [e.state if e.last_state is None else e.last_state for e in batch]
-    columns = [e.state for e in batch], last, [int(e.action) for e in batch]
-    states, next_states, actions = (
-        torch.as_tensor(np.asarray(column)).to(args.device) for column in columns
-    )
-    rewards = torch.tensor([float(e.reward) for e in batch], device=args.device)
-    terminated = torch.tensor([e.last_state is None for e in batch], device=args.device)
-    optimizer.zero_grad()
-    with torch.autocast(args.device, torch.bfloat16, enabled=args.amp):
-        taken = net(states).gather(1, actions.unsqueeze(1)).squeeze(1)
-        with torch.no_grad():
-            best = target(next_states).amax(1).masked_fill(terminated, 0.0)
-        loss = mse_loss(taken.float(), rewards + GAMMA * best)
-    loss.backward()
-    optimizer.step()
 
 
 def ptan(args: argparse.Namespace) -> None:
@@ -98,36 +72,51 @@ def ptan(args: argparse.Namespace) -> None:
     from ptan.experience import ExperienceReplayBuffer
 
     net = Net().to(args.device)
-    target = copy.deepcopy(net)
-    optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE)
-    batch_size = PARALLEL_BATCH if args.parallel else 32 * args.envs
+    target, optimizer = copy.deepcopy(net), torch.optim.Adam(net.parameters(), LEARNING_RATE)
     if args.parallel:
         context = multiprocessing.get_context("spawn")
-        queue = context.Queue(maxsize=QUEUE_SIZE)
-        play_args = net.share_memory(), queue, args
+        queue, source = context.Queue(maxsize=QUEUE_SIZE), None
+        play_args = net.share_memory(), queue, args.device
         context.Process(target=ptan_play, args=play_args, daemon=True).start()
-    source: Any = None if args.parallel else ptan_source(args.envs, net, args)
+    else:
+        source = ptan_source(args.envs, net, args.device)
     buffer = ExperienceReplayBuffer(source, REPLAY_SIZE)
 
-    def receive(count: int = 1) -> int:
-        """At least so many frames, and what else is there, as the rung does."""
+    def play(count: int) -> int:
+        """So many frames; from the process at least as many, and what else is there."""
+        if source:
+            buffer.populate(count)
+            source.pop_rewards_steps()
+            return count
         taken = 0
         while taken < count or (taken < QUEUE_SIZE and not queue.empty()):
             buffer._add(queue.get())
             taken += 1
         return taken
 
-    def play(count: int = args.envs) -> int:
-        buffer.populate(count)
-        source.pop_rewards_steps()
-        return count
+    def update(batch: list[Any]) -> None:
+        """Learn from a batch of ptan's buffer, as a rung of the chapter does."""
+        last = [e.state if e.last_state is None else e.last_state for e in batch]
+        columns = [e.state for e in batch], last, [int(e.action) for e in batch]
+        states, next_states, actions = (
+            torch.as_tensor(np.asarray(column)).to(args.device) for column in columns
+        )
+        rewards = torch.tensor([float(e.reward) for e in batch], device=args.device)
+        terminated = torch.tensor([e.last_state is None for e in batch], device=args.device)
+        optimizer.zero_grad()
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.amp):
+            taken = net(states).gather(1, actions.unsqueeze(1)).squeeze(1)
+            with torch.no_grad():
+                best = target(next_states).amax(1).masked_fill(terminated, 0.0)
+            loss = mse_loss(taken.float(), rewards + GAMMA * best)
+        loss.backward()
+        optimizer.step()
 
-    more = receive if args.parallel else play
-    more(REPLAY_INITIAL)
+    play(REPLAY_INITIAL)
     begin, frames, updates = now(), 0, 0
     while frames < args.frames:
-        frames += more()
-        ptan_update(net, target, optimizer, buffer.sample(batch_size), args)
+        frames += play(args.envs)
+        update(buffer.sample(PARALLEL_BATCH if args.parallel else 32 * args.envs))
         updates += 1
         if updates % TARGET_SYNC == 0:
             target.load_state_dict(net.state_dict())
