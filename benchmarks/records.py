@@ -67,6 +67,21 @@ class Record:
         return self.script, frozenset(self.settings.items()), frozenset(self.machine.items())
 
     @property
+    def cost(self) -> tuple[float, float]:
+        """Frames and minutes to the bar, or of a run that is not solved, all of them."""
+        return self.to_bar if self.solved else (self.frames, self.minutes)
+
+    @property
+    def hardware(self) -> dict[str, Setting]:
+        """The machine, without what the run took of it."""
+        return {k: v for k, v in self.machine.items() if k not in ("threads", "left_out")}
+
+    @property
+    def bfloat16(self) -> bool:
+        """Whether it learned in this precision."""
+        return bool(self.settings.get("amp")) or self.settings.get("precision") == "bfloat16"
+
+    @property
     def bar(self) -> float:
         """The avg_reward at which the run counts as solved."""
         return float(self.settings.get("stop_reward", 17))

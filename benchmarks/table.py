@@ -196,25 +196,14 @@ def _shown(name: str, value: Setting) -> str:
 
 def machines_of(records: Sequence[Record]) -> list[dict[str, Setting]]:
     """The machines of the runs, each once, whatever their threads."""
-    found = map(machine_of, records)
-    return list({frozenset(machine.items()): machine for machine in found}.values())
-
-
-def machine_of(record: Record) -> dict[str, Setting]:
-    """The machine of a run, without what the run took of it."""
-    return {k: v for k, v in record.machine.items() if k not in ("threads", "left_out")}
-
-
-def is_bfloat16(run: Record) -> bool:
-    """Whether it learned in this precision."""
-    return bool(run.settings.get("amp")) or run.settings.get("precision") == "bfloat16"
+    return list({frozenset(one.hardware.items()): one.hardware for one in records}.values())
 
 
 def comparable(run: Record, other: Record) -> bool:
     """Whether runs of two rungs have game, precision and machine alike, and all that both set."""
     mine, theirs, both = changed(run), changed(other), run.settings.keys() & other.settings.keys()
     equal = all(mine.get(name) == theirs.get(name) for name in both - {"amp"})
-    return equal and run.machine == other.machine and is_bfloat16(run) == is_bfloat16(other)
+    return equal and run.machine == other.machine and run.bfloat16 == other.bfloat16
 
 
 def describe(records: Sequence[Record]) -> list[str]:
@@ -227,7 +216,7 @@ def describe(records: Sequence[Record]) -> list[str]:
     text += f"; threads {in_rows(threads)}" * bool(threads)
     commits = sorted({record.commit for record in records} - {""})
     text += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'not told'}"
-    low = [record for record in records if is_bfloat16(record)]
+    low = [record for record in records if record.bfloat16]
     if 0 < len(low) < len(records):
         scripts = ", ".join(sorted({record.script for record in low}))
         text += f"; {plural(len(low), 'run')} of {scripts} in bfloat16, the others in float32: "
@@ -244,7 +233,7 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
     solved = [record.solved for record in runs]
     whole_way = ran_to_solve(next(group for group in groups if runs[0] in group))
     certain = [one or not whole_way for one in solved]  # the others did run for so many frames
-    frames, minutes = zip(*costs(runs), strict=True)
+    frames, minutes = zip(*(one.cost for one in runs), strict=True)
     won = summary([record.minutes for record in runs], certain, "{:,.1f}")
     unfinished = sum(not record.finished for record in runs)
     seeds = [record.seed for record in runs]
@@ -257,7 +246,7 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
         books[1] = against_01(runs[0].script, 1)
     return {
         "rung": name,
-        "machine": f"{machines.index(machine_of(runs[0])) + 1}" if machines[1:] else "",
+        "machine": f"{machines.index(runs[0].hardware) + 1}" if machines[1:] else "",
         "seeds": in_rows(seeds) + " (held out)" * (min(seeds) >= HELD_OUT),
         "solved": f"{sum(solved)} of {len(runs)}" + f", {unfinished} unfinished" * bool(unfinished),
         "FPS": spread([r.fps for r in runs if r.fps is not None]) or "did not train",
@@ -300,8 +289,8 @@ def minutes_ratio(runs: Sequence[Record], groups: Sequence[Sequence[Record]]) ->
     of_01 = [one for one in groups if one[0].script == BASELINE and comparable(runs[0], one[0])]
     if len(of_01) != 1 or not all(one.solved for one in of_01[0]):
         return ""
-    theirs = median(minutes for _, minutes in costs(of_01[0]))
-    ratios = [minutes / theirs for _, minutes in costs(runs)]
+    theirs = median(one.cost[1] for one in of_01[0])
+    ratios = [one.cost[1] / theirs for one in runs]
     return summary(ratios, [record.solved for record in runs], "{:.2f}").partition(" (")[0]
 
 
@@ -309,11 +298,6 @@ def ran_to_solve(runs: Sequence[Record]) -> bool:
     """Whether runs of one setting were started to solve Pong, not only to measure FPS."""
     limit = float(runs[0].settings.get("max_frames", 0))
     return limit == 0 or limit >= WHOLE_WAY or any(record.solved for record in runs)
-
-
-def costs(runs: Sequence[Record]) -> list[tuple[float, float]]:
-    """The frames and minutes of each run: to the bar, or of one that is not solved, all of them."""
-    return [one.to_bar if one.solved else (one.frames, one.minutes) for one in runs]
 
 
 def summary(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
