@@ -30,7 +30,7 @@ from matplotlib.patches import Patch
 from benchmarks import Failed
 from benchmarks.charts import new_figure, save
 from benchmarks.ladder import choose, has_replay_buffer
-from benchmarks.measuring import add_counts, add_out, chosen_device, last_line_of
+from benchmarks.measuring import add_counts, add_out, chosen_device, output_of
 from benchmarks.profiled import LAPS, MEASURED, PARTS, PLAYER, TRAINER, WARM_UP
 from benchmarks.records import readme_fps
 from benchmarks.report import HARDWARE, here, join_machine, write_table
@@ -130,7 +130,7 @@ def profile_rung(script: Path, args: argparse.Namespace, folder: Path) -> Iterat
         (folder / file).unlink(missing_ok=True)  # of a former command
     with tempfile.TemporaryDirectory() as runs:
         command = [sys.executable, "-c", START, str(folder), f"{args.updates}", script.name]
-        last_line_of([*command, "--run-dir", runs, *flags, *args.rung_flags], script.stem)
+        output_of([*command, "--run-dir", runs, *flags, *args.rung_flags], script.stem)
     if not (folder / LAPS).exists():
         raise Failed(f"{script.stem} ended before {args.updates} updates were profiled")
     (f0, t0), (f1, t1), (f2, _), (f3, _) = json.loads((folder / LAPS).read_text())

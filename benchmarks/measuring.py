@@ -77,8 +77,8 @@ def chosen_device(cuda: bool) -> torch.device:
     return torch.device("cuda" if cuda else "cpu")
 
 
-def last_line_of(command: Sequence[str | Path], who: str) -> str:
-    """The last line that a program prints; it runs in the root of this repository.
+def output_of(command: Sequence[str | Path], who: str) -> str:
+    """What a program prints; it runs in the root of this repository.
 
     Raises:
         Failed: it did not end well; ``who`` it is called.
@@ -86,4 +86,4 @@ def last_line_of(command: Sequence[str | Path], who: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         raise Failed(f"{who}: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
-    return (done.stdout.strip().splitlines() or [""])[-1]
+    return done.stdout

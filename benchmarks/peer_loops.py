@@ -2,8 +2,8 @@
 
     python peer_loops.py {ptan,sb3} [flags]
 
-Run by ``python -m benchmarks peers`` in the peers' environment. The last line is the frames per
-second after filling. ptan has no loop, so that one is ours, with ptan's wrappers, agent, experience
+Run by ``python -m benchmarks peers`` in the peers' environment. The last line is the FPS after
+filling. ptan has no loop, so that one is ours, with ptan's wrappers, agent, experience
 source and buffer.
 """
 
@@ -120,7 +120,7 @@ def ptan(args: argparse.Namespace) -> None:
         updates += 1
         if updates % TARGET_SYNC == 0:
             target.load_state_dict(net.state_dict())
-    print(frames / (now() - begin))
+    print(f"{frames / (now() - begin):.3f} FPS")
 
 
 def sb3(args: argparse.Namespace) -> None:
@@ -152,7 +152,7 @@ def sb3(args: argparse.Namespace) -> None:
     begin, filled = now(), model.num_timesteps
     with torch.autocast(args.device, torch.bfloat16, enabled=args.amp):  # it has no such switch
         model.learn(args.frames, log_interval=silent, reset_num_timesteps=False)
-    print((model.num_timesteps - filled) / (now() - begin))
+    print(f"{(model.num_timesteps - filled) / (now() - begin):.3f} FPS")
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks import Failed, UserError
-from benchmarks.measuring import add_counts, add_out, chosen_device, last_line_of
+from benchmarks.measuring import add_counts, add_out, chosen_device, output_of
 from benchmarks.peer_loops import EPSILON, REPLAY_INITIAL
 from benchmarks.report import here, spread, write_table
 from lib.training.machine import describe_machine
@@ -94,8 +94,13 @@ def measure(program: str, is_rung: bool, args: argparse.Namespace, seed: int) ->
             python, own = sys.executable, ["--max-frames", REPLAY_INITIAL + args.frames]
             own += ["--epsilon-start", EPSILON, "--epsilon-final", EPSILON]
             own += ["--replay-initial", REPLAY_INITIAL, "--run-dir", folder]
-        last = last_line_of([python, *program.split(), *flags, *map(str, own)], program)
-    found = re.search(r"([\d,.]+)( FPS)?$", last)
-    if not found:
-        raise Failed(f"{program} ended with {last!r}")
-    return float(found[1].replace(",", ""))
+        output = output_of([python, *program.split(), *flags, *map(str, own)], program)
+    if (fps := last_fps(output)) is None:
+        raise Failed(f"{program} told no FPS")
+    return fps
+
+
+def last_fps(output: str) -> float | None:
+    """The FPS that a rung, or another's loop, told last."""
+    *_, found = None, *re.findall(r"([\d,.]+) FPS$", output, re.MULTILINE)
+    return float(found.replace(",", "")) if found else None
