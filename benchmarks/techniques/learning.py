@@ -185,18 +185,16 @@ def calls(settings: Settings) -> Works:
     """What it costs to ask a device for something small."""
     small = torch.zeros(32, 512, device=settings.device)
 
-    def kernels(count: int) -> None:
-        for _ in range(count):
-            small.add_(1)
-
-    def graph() -> Measure:
-        need_gpu(settings.device)
-        return timed(cuda_graph(lambda: kernels(20)))
+    def kernels(count: int, graph: bool = False) -> Measure:
+        if graph:
+            need_gpu(settings.device)
+        call = lambda: [small.add_(1) for _ in range(count)]  # noqa: E731
+        return timed(cuda_graph(call) if graph else call)
 
     ways: dict[str, Callable[[], Measure]] = {
-        "a kernel": partial(timed, lambda: kernels(1)),
-        "20 kernels": partial(timed, lambda: kernels(20)),
-        "20 kernels, a CUDA graph": graph,
+        "a kernel": partial(kernels, 1),
+        "20 kernels": partial(kernels, 20),
+        "20 kernels, a CUDA graph": partial(kernels, 20, graph=True),
         "a new tensor": partial(timed, lambda: torch.empty_like(small)),
         "a number to the CPU": partial(timed, small[0, 0].item),
     }
