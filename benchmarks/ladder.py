@@ -99,10 +99,17 @@ def planned(args: argparse.Namespace) -> list[Command]:
         (f"--{SWITCHES[value]}{name}",) if value in SWITCHES else (f"--{name}", value)
         for value in values
     ]
-    return [
-        (script.name, *length(script, args), *flags, *args.rung_flags, "--seed", str(seed))
-        for seed in dict.fromkeys(seed for some in chosen for seed in some)
+    filling = ("--replay-initial", str(REPLAY_INITIAL))
+    fps = ("--max-frames", str(args.frames), "--epsilon-frames", "1")
+    solve = ("--max-frames", str(SOLVE_FRAMES))
+    lengths = {
+        script.name: solve if args.solve else fps + filling * has_replay_buffer(script)
         for script in choose(args.rungs)
+    }
+    return [
+        (script, *length, *flags, *args.rung_flags, "--seed", str(seed))
+        for seed in dict.fromkeys(seed for some in chosen for seed in some)
+        for script, length in lengths.items()
         for flags in varied or [()]
     ]
 
@@ -111,21 +118,13 @@ def duration(commands: Sequence[Command]) -> str:
     """About how long these runs take, by the FPS in README."""
     fps, hours, unknown = readme_fps(), 0.0, 0
     for script, *flags in commands:
-        limits = map(int, re.findall(r"--max-frames[= ](\d+)", shlex.join(flags)))
-        frames = min([*limits][-1] or TO_17, TO_17)  # the last flag counts; 0: no limit
+        limits = re.findall(r"--max-frames[= ](\d+)", shlex.join(flags))
+        frames = min(int(limits[-1]) or TO_17, TO_17)  # the last flag counts; 0: no limit
         hours += frames / fps.get(Path(script).stem, float("inf")) / 3600
         unknown += Path(script).stem not in fps
     text = f"about {hours:.0f} hours" if hours >= 2 else f"about {60 * hours + 1:.0f} minutes"
     text += " on two CPU cores, as README's"
     return text + f"; of {unknown} nobody knows how long" * bool(unknown)
-
-
-def length(script: Path, args: argparse.Namespace) -> list[str]:
-    """How long a rung runs, as flags."""
-    if args.solve:
-        return ["--max-frames", str(SOLVE_FRAMES)]
-    initial = ["--replay-initial", str(REPLAY_INITIAL)] * has_replay_buffer(script)
-    return ["--max-frames", str(args.frames), "--epsilon-frames", "1", *initial]
 
 
 def has_replay_buffer(script: Path) -> bool:

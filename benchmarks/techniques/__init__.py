@@ -54,16 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure the parts; write table and picture."""
-    device = chosen_device(args.cuda)
+    args.device = device = chosen_device(args.cuda)
     machine = describe_machine(device)
     prepare_torch(seed=0)
     rows, panels = [], dict[str, dict[str, list[float] | str]]()
     for part in tqdm(args.only, unit="part", disable=None):
         bars = panels[f"{part}: {PARTS[part].__doc__}"] = {}
-        with ExitStack() as cleanup:
-            sizes = args.batch_size, args.envs, args.transitions
-            works = PARTS[part](learning.Settings(device, *sizes, cleanup))
-            for work, ways in works.items():
+        with ExitStack() as args.cleanup:
+            for work, ways in PARTS[part](args).items():
                 measured, why_not = measure(ways, args.repeats, args.milliseconds)
                 base = next(iter(measured.values()))
                 for way, found in measured.items():

@@ -1,12 +1,15 @@
-"""Techniques of learning: device, compilation, precision, copies, calls, details of an update."""
+"""Techniques of learning: device, compilation, precision, copies, calls, details of an update.
+
+A part gets the flags, the device, and an ``ExitStack`` that closes what the part opens.
+"""
 
 import copy
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,16 +24,6 @@ from lib.training.options import ReplayOptions
 DEFAULTS = ReplayOptions()
 SHAPE, ACTIONS = (4, 84, 84), 6  # Pong, as the rungs see it
 Works = Mapping[str, Mapping[str, Callable[[], Measure]]]  # work, with its unit -> way
-
-
-class Settings(NamedTuple):
-    """What a part of ``techniques`` gets."""
-
-    device: torch.device
-    batch_size: int
-    envs: int
-    transitions: int
-    cleanup: ExitStack  # closes what was opened
 
 
 class Learner:
@@ -115,30 +108,30 @@ def need_gpu(device: torch.device) -> None:
         raise Failed("without --cuda" if torch.cuda.is_available() else "no GPU here")
 
 
-def compare(settings: Settings, ways: dict[str, Any], *tasks: str, what: str = "") -> Works:
+def compare(
+    args: Namespace, ways: dict[str, Any], *tasks: str, what: str = "", size: int = 0
+) -> Works:
     """The tasks of learners that are made in these ways; those with ``gpu`` need one."""
+    size = size or args.batch_size
 
-    def make(
-        task: str, device: Any = settings.device, gpu: bool = False, graph: bool = False, **how: Any
-    ) -> Measure:
+    def make(task: str, gpu: bool = False, graph: bool = False, **how: Any) -> Measure:
+        device = how.pop("device", args.device)
         if gpu:
             need_gpu(device)
-        work = getattr(Learner(device, settings.batch_size, **how), task)
+        work = getattr(Learner(device, size, **how), task)
         return timed(cuda_graph(work) if graph else work)
 
-    return {
-        f"{what}{task} of {settings.batch_size} (ms)": {
-            way: partial(make, task, **how) for way, how in ways.items()
-        }
-        for task in tasks
-    }
+    def made(task: str) -> Mapping[str, Callable[[], Measure]]:
+        return {way: partial(make, task, **how) for way, how in ways.items()}
+
+    return {f"{what}{task} of {size} (ms)": made(task) for task in tasks}
 
 
-def device(settings: Settings) -> Works:
+def device(args: Namespace) -> Works:
     """CPU and GPU, by batch."""
     ways, works = {"CPU": {"device": torch.device("cpu")}, "GPU": {"gpu": True}}, dict[str, Any]()
     for size in (1, 32, 256):
-        works |= compare(settings._replace(batch_size=size), ways, "forward")
+        works |= compare(args, ways, "forward", size=size)
     return works
 
 
@@ -149,7 +142,7 @@ def scripted(net: Any) -> Any:
     return net
 
 
-def compilation(settings: Settings) -> Works:
+def compilation(args: Namespace) -> Works:
     """Eager and compiled."""
     ways: dict[str, dict[str, Any]] = {
         "eager": {},
@@ -157,10 +150,10 @@ def compilation(settings: Settings) -> Works:
         "torch.compile": {"change": torch.compile},
         "CUDA graph": {"gpu": True, "graph": True, "fused": True, "capturable": True},
     }
-    return compare(settings, ways, "forward", "update")
+    return compare(args, ways, "forward", "update")
 
 
-def precision(settings: Settings) -> Works:
+def precision(args: Namespace) -> Works:
     """Full precision, TF32 and autocast."""
     ways: dict[str, dict[str, Any]] = {
         "float32": {"tf32": False},
@@ -168,26 +161,26 @@ def precision(settings: Settings) -> Works:
         "bfloat16 autocast": {"dtype": torch.bfloat16},
         "float16, GradScaler": {"gpu": True, "dtype": torch.float16},
     }
-    return compare(settings, ways, "forward", "update")
+    return compare(args, ways, "forward", "update")
 
 
-def copies(settings: Settings) -> Works:
+def copies(args: Namespace) -> Works:
     """Batches from the CPU to the GPU."""
     ways = {
         "pageable": {"gpu": True, "pinned": False},
         "pinned": {"gpu": True, "pinned": True},
         "pinned, asynchronous": {"gpu": True, "pinned": True, "later": True},
     }
-    return compare(settings, ways, "copy", "update")
+    return compare(args, ways, "copy", "update")
 
 
-def calls(settings: Settings) -> Works:
+def calls(args: Namespace) -> Works:
     """What it costs to ask a device for something small."""
-    small = torch.zeros(32, 512, device=settings.device)
+    small = torch.zeros(32, 512, device=args.device)
 
     def kernels(count: int, graph: bool = False) -> Measure:
         if graph:
-            need_gpu(settings.device)
+            need_gpu(args.device)
         call = lambda: [small.add_(1) for _ in range(count)]  # noqa: E731
         return timed(cuda_graph(call) if graph else call)
 
@@ -213,10 +206,10 @@ def contiguous(net: Any) -> Any:
     return net
 
 
-def details(settings: Settings) -> Works:
+def details(args: Namespace) -> Works:
     """What else makes the rungs' update faster."""
     layouts = {"contiguous": {"change": contiguous}, "channels-last": {}}
     adams = {"by tensor": {"foreach": False, "fused": False}, "foreach": {"foreach": True}}
     adams |= {"fused": {"fused": True}}
-    works = compare(settings, layouts, "update", what="memory format: ")
-    return {**works, **compare(settings, adams, "update", what="Adam: ")}
+    works = compare(args, layouts, "update", what="memory format: ")
+    return {**works, **compare(args, adams, "update", what="Adam: ")}

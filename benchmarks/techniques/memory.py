@@ -1,6 +1,7 @@
 """Techniques of remembering: the memory of a transition, and how fast batches are sampled."""
 
 import multiprocessing
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -12,7 +13,7 @@ import psutil
 import torch
 
 from benchmarks.measuring import Measure, timed
-from benchmarks.techniques.learning import SHAPE, Settings, Works
+from benchmarks.techniques.learning import SHAPE, Works
 from lib.envs.atari_wrappers import LazyFrames
 from lib.envs.experience import Transitions
 from lib.learning.replay_buffer import ReplayBuffer
@@ -90,9 +91,9 @@ def growth(kind: str, count: int) -> float:
     return (process.memory_info().rss - before) / count
 
 
-def memory(settings: Settings) -> Works:
+def memory(args: Namespace) -> Works:
     """What the replay buffer keeps."""
-    count, size = settings.transitions, settings.batch_size
+    count, size = args.transitions, args.batch_size
 
     def resident(kind: str) -> Measure:
         with ProcessPoolExecutor(1, mp_context=fresh_processes()) as process:
@@ -100,7 +101,7 @@ def memory(settings: Settings) -> Works:
         return lambda _: grown  # measured once
 
     def sampling(kind: str) -> Measure:
-        sample = BUFFERS[kind](count, settings.device)
+        sample = BUFFERS[kind](count, args.device)
         return timed(lambda: sample(size))
 
     works = {"a transition's RSS (bytes)": resident, f"sampling {size} (ms)": sampling}

@@ -1,5 +1,6 @@
 """Techniques of playing: environments, who plays while the network learns, and a what-if."""
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,7 +14,7 @@ from gymnasium.vector import AsyncVectorEnv
 from torch import nn
 
 from benchmarks.measuring import Measure, timed
-from benchmarks.techniques.learning import ACTIONS, DEFAULTS, Learner, Settings, Works
+from benchmarks.techniques.learning import ACTIONS, DEFAULTS, Learner, Works
 from benchmarks.techniques.memory import fresh_processes, ours
 from lib.devices import cores
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
@@ -28,9 +29,9 @@ def make_env() -> gym.Env:
     return wrap_deepmind(make_atari(DEFAULTS.env))
 
 
-def environments(settings: Settings) -> Works:
+def environments(args: Namespace) -> Works:
     """Random play, with the states as arrays."""
-    n, rng, cleanup = settings.envs, np.random.default_rng(0), settings.cleanup
+    n, rng, cleanup = args.envs, np.random.default_rng(0), args.cleanup
 
     def stepper(seed: int) -> Callable[[], np.ndarray]:
         env = make_env()
@@ -85,25 +86,23 @@ def player_process(queue: ExperienceQueue, net: nn.Module, frames: int) -> None:
         queue.put(steps)  # type: ignore[arg-type]  # some at once
 
 
-def iteration(settings: Settings, frames: int, where: str = "", without: str = "") -> Measure:
+def iteration(args: Namespace, frames: int, where: str = "", without: str = "") -> Measure:
     """Measures playing some frames, storing them, sampling, and an update."""
-    learner, pool = Learner(settings.device, settings.batch_size), None
-    net, buffer = learner.net, ours(settings.transitions, settings.device)
+    learner, pool = Learner(args.device, args.batch_size), None
+    net, buffer = learner.net, ours(args.transitions, args.device)
     played: Iterator[Any] = experience(net, frames)
     if where == "process":
-        player = settings.cleanup.enter_context(
-            Player(player_process, (net.share_memory(), frames), 2)
-        )
+        player = args.cleanup.enter_context(Player(player_process, (net.share_memory(), frames), 2))
         played = (steps for arrived in player for steps in arrived)
     elif where == "thread":
-        pool = settings.cleanup.enter_context(ThreadPoolExecutor(1))
-    batch = buffer.sample(settings.batch_size)
+        pool = args.cleanup.enter_context(ThreadPoolExecutor(1))
+    batch = buffer.sample(args.batch_size)
 
     def iterate() -> None:
         coming = pool.submit(next, played) if pool else None
         if not coming:
             buffer.extend(next(played))
-        sampled = batch if without == "sampling" else buffer.sample(settings.batch_size)
+        sampled = batch if without == "sampling" else buffer.sample(args.batch_size)
         if without != "loss":
             learner.learn(sampled, step=without != "step")
         if coming:
@@ -112,17 +111,17 @@ def iteration(settings: Settings, frames: int, where: str = "", without: str = "
     return timed(iterate)
 
 
-def collection(settings: Settings) -> Works:
+def collection(args: Namespace) -> Works:
     """Who plays while an update runs."""
-    frames, size = settings.envs, settings.batch_size
+    frames, size = args.envs, args.batch_size
     places = {"in this process": "", "in a thread": "thread", "in a process": "process"}
-    ways = {way: partial(iteration, settings, frames, place) for way, place in places.items()}
+    ways = {way: partial(iteration, args, frames, place) for way, place in places.items()}
     return {f"{frames} frames and update of {size} (ms)": ways}
 
 
-def profiler(settings: Settings) -> Works:
+def profiler(args: Namespace) -> Works:
     """01 without a part of its iteration (`breakdown` tells what each part takes)."""
     parts = {"without sampling": "sampling", "without the optimizer's step": "step"}
     parts = {"all of it": "", **parts, "without the loss: no update": "loss"}
-    ways = {way: partial(iteration, settings, 1, "", part) for way, part in parts.items()}
-    return {f"frame and update of {settings.batch_size} (ms)": ways}
+    ways = {way: partial(iteration, args, 1, "", part) for way, part in parts.items()}
+    return {f"frame and update of {args.batch_size} (ms)": ways}
