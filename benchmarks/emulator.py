@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from ale_py import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
 
 from benchmarks.measuring import add_counts, add_out, chosen_device, positive, seconds_per_call
 from benchmarks.report import here, spread, write_table
@@ -80,7 +82,17 @@ def player(who: str, games: int, n: int) -> Callable[[], Any]:
     """A function that plays a step of all games at random, with n threads (or games per warp)."""
     if who == ON_GPU:
         return player_on_gpu(PongVectorEnv(games, stack=1, device="cuda", games_per_warp=n))
-    envs = build(who, games, n)
+    envs: Any
+    if who == ENVPOOL:
+        import envpool
+
+        how = {"stack_num": 1, "use_inter_area_resize": True, "num_threads": n}
+        envs = envpool.make_gymnasium("Pong-v5", num_envs=games, seed=0, **how)
+    elif who == ALE:
+        same_step = AutoresetMode.SAME_STEP
+        envs = AtariVectorEnv("pong", games, autoreset_mode=same_step, stack_num=1, num_threads=n)
+    else:
+        envs = PongVectorEnv(games, seed=0, stack=1, threads=n)
     envs.reset()  # with a seed, ALE would compute its tables of colours again
     actions = cycle(np.random.default_rng(0).integers(6, size=(64, games)))
     return lambda: envs.step(next(actions))
@@ -89,10 +101,9 @@ def player(who: str, games: int, n: int) -> Callable[[], Any]:
 def player_on_gpu(envs: Any) -> Callable[[], Any]:
     """The same for games on a GPU, whose steps are one CUDA graph."""
     frames, _ = envs.reset(seed=0)
-    number = {"device": frames.device}
-    actions = torch.zeros(envs.num_envs, dtype=torch.int64, **number)
-    rewards = torch.zeros(envs.num_envs, dtype=torch.int32, **number)
-    terminated, truncated = torch.zeros((2, envs.num_envs), dtype=torch.bool, **number)
+    actions = torch.zeros(envs.num_envs, dtype=torch.int64, device=frames.device)
+    rewards = torch.zeros_like(actions, dtype=torch.int32)
+    terminated, truncated = (torch.zeros_like(actions, dtype=torch.bool) for _ in range(2))
     play = cuda_graph(envs.stepper(actions, frames, rewards, terminated, truncated))
 
     def step() -> None:
@@ -100,20 +111,3 @@ def player_on_gpu(envs: Any) -> Callable[[], Any]:
         play()
 
     return step
-
-
-def build(who: str, games: int, threads: int) -> Any:
-    """The environment, with observations of one frame."""
-    if who == ENVPOOL:
-        import envpool
-
-        how = {"stack_num": 1, "use_inter_area_resize": True, "num_threads": threads}
-        return envpool.make_gymnasium("Pong-v5", num_envs=games, seed=0, **how)
-    if who == ALE:
-        import ale_py
-        from gymnasium.vector import AutoresetMode
-
-        how = {"stack_num": 1, "num_threads": threads}
-        reset = AutoresetMode.SAME_STEP
-        return ale_py.AtariVectorEnv("pong", games, autoreset_mode=reset, **how)
-    return PongVectorEnv(games, seed=0, stack=1, threads=threads)

@@ -20,7 +20,6 @@ COMMIT = "commit.txt"
 UNIMPORTANT = ("run_dir", "resume", "checkpoint_every", "checkpoint_replay")
 # Where README's FPS are from, two cores of a Zen 4.
 KEPT = [ROOT / f"results/epyc-zen4-2core/{name}/runs.csv" for name in ("ladder-amp", "held-out")]
-Scalars = dict[str, list[tuple[int, float]]]  # steps and values by tag
 Setting = str | float  # TensorBoard keeps every number as a float, and flags as 0 and 1
 
 
@@ -117,12 +116,16 @@ def read_record(folder: Path) -> Record | None:
     machine = {name: recorded.pop(name, "") for name in (*HARDWARE, *LIBRARIES)}
     settings = {name: value for name, value in recorded.items() if name not in UNIMPORTANT}
     points = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
-    scalars = {tag: [(point.step, point.value) for point in points[tag]] for tag in points}
-    last = {tag: values[-1][1] for tag, values in scalars.items()}
+    scalars = {tag: {point.step: point.value for point in points[tag]} for tag in points}
+    last = {tag: points[tag][-1].value for tag in points}
     updates = last.get("outcome/updates", 1.0)  # none: the figure is that of filling the buffer
     fps = last.get("outcome/fps") if updates else None
     frames = last.get("outcome/frames") or _latest(last, "frames")
     minutes = (last.get("outcome/seconds") or _latest(last, "time_passed")) / 60
+    names = ("time_passed", "frames", "avg_reward", "reward", "steps")
+    by_game = [scalars.get(f"episodes/{name}", {}) for name in names]
+    games = sorted(set.intersection(*map(set, by_game)))  # of the last one a part may be missing
+    commits = (folder / COMMIT, folder.parent / COMMIT)
     reached = [last.get(f"outcome/reached_{name}", 0.0) for name in ("frames", "minutes")]
     solved = bool(last.get("outcome/solved", 0.0))
     # The settings may have been written again when the run was resumed.
@@ -133,26 +136,19 @@ def read_record(folder: Path) -> Record | None:
         seed=seed,
         settings=settings,
         machine={name: value for name, value in machine.items() if value != ""},
-        curves=_curves(scalars),
+        curves=Curves(*(np.array([curve[game] for game in games]) for curve in by_game)),
         fps=last.get("train/avg_fps") if fps is None else fps,
         minutes=minutes,
         frames=int(frames),
         to_bar=(reached[0], reached[1]) if reached[0] > 0 else (frames, minutes),  # not NaN
         tried="trial/won" in last,
-        evaluation=[value for _, value in scalars.get("evaluation/reward", ())],
+        evaluation=[*scalars.get("evaluation/reward", {}).values()],
         solved=solved,
         finished="outcome/frames" in last
         and (solved or 0 < float(settings.get("max_frames", 0)) <= frames),
         started=min(times),
-        commit=_commit(folder),
+        commit=next((f.read_text("utf-8").strip() for f in commits if f.exists()), ""),
     )
-
-
-def _commit(folder: Path) -> str:
-    for place in (folder, folder.parent):
-        if (file := place / COMMIT).exists():
-            return file.read_text(encoding="utf-8").strip()
-    return ""
 
 
 def _settings(events: EventAccumulator) -> dict[str, Setting]:
@@ -163,14 +159,6 @@ def _settings(events: EventAccumulator) -> dict[str, Setting]:
     start = HParamsPluginData.FromString(content).session_start_info
     values = {name: getattr(v, v.WhichOneof("kind")) for name, v in start.hparams.items()}
     return {name: float(v) if isinstance(v, bool) else v for name, v in values.items()}
-
-
-def _curves(scalars: Scalars) -> Curves:
-    """The episodes of which everything was written; of the last one that may be a part."""
-    names = ("time_passed", "frames", "avg_reward", "reward", "steps")
-    by_step = [dict(scalars.get(f"episodes/{name}", ())) for name in names]
-    steps = sorted(set.intersection(*map(set, by_step)))
-    return Curves(*(np.array([points[step] for step in steps]) for points in by_step))
 
 
 def _latest(last: dict[str, float], name: str) -> float:

@@ -234,16 +234,12 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
     whole_way = ran_to_solve(next(group for group in groups if runs[0] in group))
     certain = [one or not whole_way for one in solved]  # the others did run for so many frames
     frames, minutes = zip(*(one.cost for one in runs), strict=True)
-    won = summary([record.minutes for record in runs], certain, "{:,.1f}")
+    won = summary([one.minutes for one in runs], certain, "{:,.1f}")
     unfinished = sum(not record.finished for record in runs)
     seeds = [record.seed for record in runs]
     ratios = [ratio for one in runs if (ratio := fps_to_01(one, records)) is not None]
     rewards = [record.avg_reward for record in runs if record.avg_reward is not None]
-    changes, books = set(changed(runs[0])), ["", ""]  # the book's, if all is as there
-    if changes <= MEASURING:
-        books[0] = against_01(runs[0].script, 0)
-    if changes <= {"amp"}:
-        books[1] = against_01(runs[0].script, 1)
+    changes = set(changed(runs[0]))  # the book's figures stand there if all is as in the book
     return {
         "rung": name,
         "machine": f"{machines.index(runs[0].hardware) + 1}" if machines[1:] else "",
@@ -254,11 +250,11 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
         "frames": summary(frames, certain, "{:,.0f}"),
         "minutes": summary(minutes, certain, "{:,.1f}"),
         "minutes / 01's": minutes_ratio(runs, groups) if whole_way else "",
-        "minutes: trial won": won if any(record.tried for record in runs) else "",
+        "minutes: trial won": won if any(one.tried for one in runs) else "",
         "avg_reward": spread(rewards, 1) or "no game ended",
         "evaluation": spread([mean(r.evaluation) for r in runs if r.evaluation], 1),
-        "book: FPS (/ 01's)": books[0],
-        "book: minutes (/ 01's)": books[1],
+        "book: FPS (/ 01's)": against_01(runs[0].script, 0) if changes <= MEASURING else "",
+        "book: minutes (/ 01's)": against_01(runs[0].script, 1) if changes <= {"amp"} else "",
     }
 
 
