@@ -56,7 +56,7 @@ def bar_panels(
     figure, grid = plt.subplots(rows, 2, figsize=size, **how)
     figure.suptitle(f"{title}\n{machine}", fontsize=11)
     for axes, (heading, bars) in zip(grid.flat, panels.items(), strict=False):
-        axes.set_title(heading, loc="left", fontsize=11)
+        axes.set_title(heading, loc="right", fontsize=11)  # room is at the left
         for row, values in enumerate(bars.values()):
             if isinstance(values, str):
                 axes.text(0.02, row, values[:60], va="center", color="dimgrey", fontsize=9)
