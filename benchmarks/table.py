@@ -231,8 +231,9 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
     records = [record for group in groups for record in group]
     machines = machines_of(records)
     solved = [record.solved for record in runs]
-    whole_way = ran_to_solve(next(group for group in groups if runs[0] in group))
-    certain = [one or not whole_way for one in solved]  # the others did run for so many frames
+    group, limit = next(g for g in groups if runs[0] in g), runs[0].settings.get("max_frames", 0)
+    to_17 = limit == 0 or float(limit) >= WHOLE_WAY or any(one.solved for one in group)
+    certain = [one or not to_17 for one in solved]  # the others were to play so many frames
     frames, minutes = zip(*(one.cost for one in runs), strict=True)
     won = summary([one.minutes for one in runs], certain, "{:,.1f}")
     unfinished = sum(not record.finished for record in runs)
@@ -249,7 +250,6 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
         "FPS / 01's": spread(ratios, 2 if max(ratios, default=0) < 10 else 1),
         "frames": summary(frames, certain, "{:,.0f}"),
         "minutes": summary(minutes, certain, "{:,.1f}"),
-        "minutes / 01's": minutes_ratio(runs, groups) if whole_way else "",
         "minutes: trial won": won if any(one.tried for one in runs) else "",
         "avg_reward": spread(rewards, 1) or "no game ended",
         "evaluation": spread([mean(r.evaluation) for r in runs if r.evaluation], 1),
@@ -278,22 +278,6 @@ def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
     near = [r for r in records if r.script == BASELINE and r.fps and comparable(run, r)]
     nearest = min((one for one in near if apart(one)[0] <= HOUR), key=apart, default=None)
     return run.fps / nearest.fps if run.fps and nearest and nearest.fps else None
-
-
-def minutes_ratio(runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -> str:
-    """The median of their minutes against that of 01, where one is comparable and solved it."""
-    of_01 = [one for one in groups if one[0].script == BASELINE and comparable(runs[0], one[0])]
-    if len(of_01) != 1 or not all(one.solved for one in of_01[0]):
-        return ""
-    theirs = median(one.cost[1] for one in of_01[0])
-    ratios = [one.cost[1] / theirs for one in runs]
-    return summary(ratios, [record.solved for record in runs], "{:.2f}").partition(" (")[0]
-
-
-def ran_to_solve(runs: Sequence[Record]) -> bool:
-    """Whether runs of one setting were started to solve Pong, not only to measure FPS."""
-    limit = float(runs[0].settings.get("max_frames", 0))
-    return limit == 0 or limit >= WHOLE_WAY or any(record.solved for record in runs)
 
 
 def summary(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
