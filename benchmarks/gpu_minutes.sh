@@ -58,7 +58,7 @@ g = p.PongVectorEnv(4, stack=1$warp); g.reset(); g.send([0] * 4); g.recv()
 print(f'and for the GPU: {time.time() - t:.0f} s')" >"$kept/compiled.txt" 2>&1 &
   compiling=$!
   [ -n "$TINY" ] || nvidia-smi >>"$log" 2>&1
-  techniques 45 calls device precision copies profiler
+  techniques 60 calls device precision copies profiler
   techniques 60 compilation
   step 130 python -m benchmarks peers --python "$peers" --only ptan --rounds 1 --frames "$frames" \
     --out "$kept/peers" "${cuda[@]}"
