@@ -27,6 +27,7 @@ from helpers import fail_to_open, listed, updates_of, watch
 from ignite.engine import Engine, Events
 
 import pong_emulator
+from benchmarks.emulator import player_on_gpu
 from lib.gpu_checks import fallbacks
 from lib.learning import compiled_update
 from lib.learning.dqn_model import DQN
@@ -142,6 +143,15 @@ def pong(num_envs: int, kind: type = Console, *, device: Any = "cpu", **settings
         num_envs, **{"threads": 1} | settings | {"max_num_frames_per_episode": 40}
     )
     return games if str(device) == "cpu" else kind(games)
+
+
+@pytest.mark.usefixtures("console")
+def test_a_timed_step_of_the_emulator_is_its_actions_and_a_graph():
+    with in_place_of_cuda():
+        step = player_on_gpu(pong(2, device=NAME, stack=1))
+        before = gpu.launches
+        step()
+    assert gpu.launches == before + 2
 
 
 @pytest.mark.usefixtures("console")
