@@ -109,12 +109,7 @@ def has_display() -> bool:
 
 
 class Film(gym.Wrapper):
-    """Films a game: writes its pictures into a file while it is played.
-
-    Args:
-        env: renders ``rgb_array``.
-        file: with one of the endings of ``VIDEOS``.
-    """
+    """Writes the pictures of a game, of which ``env`` renders ``rgb_array``, into a video file."""
 
     def __init__(self, env: gym.Env, file: Path) -> None:
         super().__init__(env)
@@ -125,17 +120,11 @@ class Film(gym.Wrapper):
         self.steps = 0
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment, and write the picture."""
         step = self.env.step(action)
         if self.steps % self.every == 0:
             self.writer.send(np.ascontiguousarray(self.env.render()))
         self.steps += 1
         return step
-
-    def close(self) -> None:
-        """Complete the file."""
-        self.writer.close()
-        super().close()
 
 
 def export(checkpoint: dict[str, Any], network: DQN, file: Path) -> None:
@@ -148,7 +137,7 @@ def export(checkpoint: dict[str, Any], network: DQN, file: Path) -> None:
 
 
 def main() -> None:
-    """Play."""
+    """Play, or export."""
     args = parse()
     if args.export:
         export(args.contents, args.network, args.export)
@@ -159,34 +148,32 @@ def main() -> None:
     film = args.video
     for kind, preprocessing in args.preprocessing.starts.items():
         print(f"games {kind}{', sticky actions' * args.sticky}:")
-        ale = {"repeat_action_probability": STICKY * args.sticky}
-        env = make_env(preprocessing, render_mode="human" if args.render else None, **ale)
-        rewards: list[float] = []
         # One bar for all games: a Ctrl-C that meets the end of a bar's life is lost.
         layout = {"bar_format": "{desc}{n:5.0f}\r", "miniters": 0, "leave": False}
         score = tqdm(disable=None, **layout)  # live, on a terminal
+
+        def show(reward: Any, add: Callable[[Any], Any] = score.update) -> Any:
+            add(reward)
+            return reward
+
+        mode = "human" if args.render else "rgb_array"
+        ale = {"render_mode": mode, "repeat_action_probability": STICKY * args.sticky}
+        env = TransformReward(make_env(preprocessing, **ale), show)
+        rewards: list[float] = []
         try:
             for number in range(args.episodes):
-                stage = env
-                if film:
-                    stage = Film(make_env(preprocessing, render_mode="rgb_array", **ale), film)
                 name = f"game {number + 1:3}  score "
                 score.set_description_str(name, refresh=False)
                 score.reset()
-
-                def show(reward: Any, add: Callable[[Any], Any] = score.update) -> Any:
-                    add(reward)
-                    return reward
-
-                counted = TransformReward(stage, show)
-                game = play_game(counted, args.network, args.epsilon, args.seed + number)
+                filmed, film = Film(env, film) if film else None, None  # the first game
+                game = play_game(filmed or env, args.network, args.epsilon, args.seed + number)
                 rewards.append(game.reward)
                 score.clear()
                 print(f"{name}{game.reward:5.0f}  steps {game.steps:5,}", flush=True)
-                if film:
-                    stage.close()  # completes the file
-                    print(f"{film} shows this game, {VIDEOS[film.suffix.lower()][1]}", flush=True)
-                    film = None
+                if filmed:
+                    filmed.writer.close()  # completes the file
+                    speed = VIDEOS[args.video.suffix.lower()][1]
+                    print(f"{args.video} shows this game, {speed}", flush=True)
         finally:  # also of the games before Ctrl-C
             score.close()
             if rewards:
