@@ -1,6 +1,7 @@
 """What a device can do: from its features, not from timing, so a seed always gives the same run."""
 
 import os
+import re
 import sys
 import warnings
 from contextlib import suppress
@@ -57,14 +58,10 @@ def missing_device(name: str) -> str | None:
     Args:
         name: cpu, cuda, cuda:1 or mps.
     """
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type == "cpu":
-        return None
-    if device.type not in ("cuda", "mps"):
+    if not re.fullmatch("cpu|mps|cuda(:[0-9]{1,2})?", name):
         return f"{name!r} is not cpu, cuda, cuda:1 (the second GPU) or mps (Apple's)"
+    if (device := torch.device(name)).type == "cpu":
+        return None
     refused = f"torch {torch.__version__} cannot use the GPU {name}: "
     if device.type == "mps":
         found = torch.backends.mps.is_available()
@@ -79,8 +76,7 @@ def missing_device(name: str) -> str | None:
         torch.ones(2, device=device).sum().item()
     except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
         message = first_line(error)
-        advice = next((text for words, text in ADVICE.items() if words in message), "")
-        return refused + message + advice
+        return refused + message + next((ADVICE[words] for words in ADVICE if words in message), "")
     return None
 
 
@@ -111,6 +107,5 @@ def choose_precision(device: torch.device) -> str:
     if device.type == "cuda":
         has_units = torch.cuda.get_device_capability(device) >= (8, 0)
     elif device.type == "cpu" and torch.backends.mkldnn.is_available():
-        capabilities = torch.cpu.get_capabilities()
-        has_units = any(capabilities.get(name, False) for name in BFLOAT16_INSTRUCTIONS)
+        has_units = any(map(torch.cpu.get_capabilities().get, BFLOAT16_INSTRUCTIONS))
     return "bfloat16" if has_units else "float32"

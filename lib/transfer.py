@@ -16,18 +16,10 @@ def is_asynchronous(device: torch.device) -> bool:
     return device.type in ASYNCHRONOUS
 
 
-def upload(device: torch.device, *arrays: np.ndarray | torch.Tensor) -> list[torch.Tensor]:
-    """The arrays as tensors on the device; on the CPU they share their memory.
-
-    Tensors are there already, and are returned as they are.
-    """
-    there, sent = is_asynchronous(device), []
-    for array in arrays:
-        if isinstance(array, np.ndarray):
-            tensor = torch.from_numpy(array)
-            array = (tensor.pin_memory() if there else tensor).to(device, non_blocking=there)
-        sent.append(array)
-    return sent
+def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
+    """The arrays as tensors on the device; on the CPU they share their memory."""
+    there, tensors = is_asynchronous(device), map(torch.from_numpy, arrays)
+    return [(t.pin_memory() if there else t).to(device, non_blocking=there) for t in tensors]
 
 
 def gather(device: torch.device, *tables: tuple[torch.Tensor, np.ndarray]) -> list[torch.Tensor]:
@@ -37,8 +29,7 @@ def gather(device: torch.device, *tables: tuple[torch.Tensor, np.ndarray]) -> li
         device: where they go.
         tables: a table on the CPU and the numbers of its rows, int64 of any shape; all must exist.
     """
-    there = is_asynchronous(device)
-    sent = []
+    there, sent = is_asynchronous(device), []
     for table, numbers in tables:
         shape = (*numbers.shape, *table.shape[1:])
         place = torch.empty(shape, dtype=table.dtype, pin_memory=there)

@@ -14,7 +14,7 @@ from torch import nn
 
 from lib.envs.vector_env import StackedVectorEnv, fast_games
 from lib.seeds import PLAYERS, stream
-from lib.training.options import ReplayOptions, playing_option, wrapper_option
+from lib.training.options import ReplayOptions, playing_option, timeout_option, wrapper_option
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,11 @@ class ClusterOptions(ReplayOptions):
     max_pool: bool = wrapper_option(False, "frame skip takes the maximum of the last two frames")
     stack: int = wrapper_option(2, "stacked frames per state", low=1, high=16)
     sync_updates: int = playing_option(50, "updates between broadcasts of the weights", low=1)
-    player_timeout: float = playing_option(
-        60.0, "fail after so many seconds without a frame", low=1, high=10**6, may_change=True
-    )
+    player_timeout: float = timeout_option()
 
     @property
     def samples(self) -> int:
-        """As ``CommonOptions.samples``; it does not depend on how many games there are."""
-        return self.batch_size
+        return self.batch_size  # however many games there are
 
     def validation_error(self) -> str | None:
         if message := super().validation_error():

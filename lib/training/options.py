@@ -51,7 +51,11 @@ def option(
 resume_option = partial(option, group="run", may_change=True)
 run_option = partial(option, group="run")
 playing_option = partial(option, group="playing")
+epsilon_option = partial(playing_option, low=0, high=1)
 wrapper_option = partial(option, group="wrappers")
+timeout_option = partial(
+    playing_option, 60.0, "fail after so many seconds without a frame", 1, 10**6, may_change=True
+)
 
 
 @dataclass(frozen=True)
@@ -92,12 +96,8 @@ class CommonOptions:
     )
     gamma: float = option(0.99, "discount per agent step", low=0, high=1)
     batch_size: int = option(32, "transitions sampled per new one (03: for each of --steps)", low=1)
-    epsilon_start: float = playing_option(
-        1.0, "probability of a random action at the start", low=0, high=1
-    )
-    epsilon_final: float = playing_option(
-        0.02, "probability of a random action at the end", low=0, high=1
-    )
+    epsilon_start: float = epsilon_option(1.0, "probability of a random action at the start")
+    epsilon_final: float = epsilon_option(0.02, "probability of a random action at the end")
     epsilon_frames: int = playing_option(
         100_000, "frames in which epsilon falls, once training begins; 03: times --steps", low=1
     )
@@ -122,11 +122,6 @@ class CommonOptions:
         """Threads with which torch computes, if so many cores are free; beside a GPU one."""
         # More would wait for each other to copy a batch, and take cores from the games.
         return self.threads or (free if self.training_device.type == "cpu" else 1)
-
-    @property
-    def samples(self) -> int:
-        """Samples per update."""
-        return self.batch_size
 
     def notices(self) -> Iterator[str]:
         """What this device does differently, in one line each."""
@@ -155,8 +150,6 @@ class CommonOptions:
             return "--amp: this GPU has no units for bfloat16 (NVIDIA's have them since Ampere)"
         if self.epsilon_final > self.epsilon_start:
             return "--epsilon-final is more than --epsilon-start"
-        if (count := self.samples) > MOST_SAMPLES:
-            return f"--batch-size: an update would take {count:,} samples, over {MOST_SAMPLES:,}"
         return None if self.resume else unwritable("--run-dir", Path(self.run_dir))
 
 
@@ -170,6 +163,7 @@ class ReplayOptions(CommonOptions):
 
     @property
     def samples(self) -> int:
+        """Samples per update."""
         return self.batch_size * getattr(self, "envs", 1) * getattr(self, "steps", 1)
 
     def validation_error(self) -> str | None:
@@ -177,6 +171,8 @@ class ReplayOptions(CommonOptions):
             return "--replay-initial is more than --replay-size, which could not hold it"
         if self.replay_size < (least := self._least_replay_size()):
             return f"--replay-size: with these settings the replay buffer needs {least:,} or more"
+        if (count := self.samples) > MOST_SAMPLES:
+            return f"--batch-size: an update would take {count:,} samples, over {MOST_SAMPLES:,}"
         return too_large("replay-size", self.replay_size, 7_600) or super().validation_error()
 
     def _least_replay_size(self) -> int:
@@ -201,17 +197,11 @@ class PlayerOptions(ReplayOptions):
         "player acts with the live weights (with --play-device: 4)",
         low=0,
     )
-    player_timeout: float = playing_option(
-        60.0,
-        "fail after this many seconds without a frame from the player",
-        low=1,
-        high=10**6,
-        may_change=True,
-    )
+    player_timeout: float = timeout_option()
 
     @property
     def training_device(self) -> torch.device:
-        """As ``CommonOptions.training_device``; the player's process must reach the weights."""
+        """The player's process must reach the weights there."""
         device = super().training_device
         return torch.device("cpu") if device.type == "mps" else device
 
@@ -294,10 +284,8 @@ Options = TypeVar("Options", bound=CommonOptions)
 def too_large(flag: str, transitions: int, size: int) -> str | None:
     """Why so many transitions of so many bytes are too many, in one line; None if they are not."""
     needed, present = transitions * size / 2**30, memory() / 2**30
-    if needed <= present:
-        return None
     text = f"{transitions:,} transitions take {needed:,.1f} GiB, this machine or container has"
-    return f"--{flag}: {text} {present:,.1f} GiB"
+    return f"--{flag}: {text} {present:,.1f} GiB" if needed > present else None
 
 
 def unwritable(flag: str, folder: Path) -> str | None:

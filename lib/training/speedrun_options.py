@@ -20,7 +20,7 @@ class SpeedrunOptions(PrecisionOptions):
     adam_epsilon: float = option(
         1e-5, "epsilon of Adam; damps steps of small gradients", low=1e-12, high=1
     )
-    batch_size: int = option(64, "frames of the last rollout per update", low=1)
+    batch_size: int = option(64, "frames of the last rollout per update", low=1, high=65_536)
     epochs: float = option(
         4.0, "how often each frame is learned from, on average, at the start", low=0.01
     )
