@@ -24,6 +24,7 @@ gym.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner per environment
 cv2.setNumThreads(1)  # a frame is too small for several threads
 
+SIZE = 84, 84
 StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
 ResetResult = tuple[Any, dict[str, Any]]
 ResetOptions = dict[str, Any] | None
@@ -105,9 +106,8 @@ class EpisodicLife(gym.Wrapper):
         else:  # continue with the next life
             observation, _, terminated, truncated, info = self.env.step(0)
             if terminated or truncated:
-                ended = info  # keep the statistics of the game that ended here
-                observation, info = self.env.reset(options=options)
-                info = ended | info
+                observation, new_info = self.env.reset(options=options)
+                info = info | new_info  # with the statistics of the game that ended here
         self._game_over = False
         self._lives = self.unwrapped.ale.lives()  # type: ignore[attr-defined]
         return observation, info
@@ -126,53 +126,43 @@ class FireReset(gym.Wrapper):
     def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         _, reset_info = self.env.reset(seed=seed, options=options)
         observation, _, terminated, truncated, info = self.env.step(self._fire)
-        info = reset_info | info
         if terminated or truncated:
-            observation, info_again = self.env.reset(options=options)
-            info = info | info_again
-        return observation, info
+            observation, new_info = self.env.reset(options=options)
+            info = info | new_info
+        return observation, reset_info | info
 
 
-Resizer = Callable[..., np.ndarray]  # of a grey frame (height, width) and (width, height) wanted
+def _pillow(frame: np.ndarray, resampling: Image.Resampling) -> np.ndarray:
+    return np.array(Image.fromarray(frame).resize(SIZE, resampling))
 
 
-def _pillow(resampling: Image.Resampling) -> Resizer:
-    def resize(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-        return np.array(Image.fromarray(frame).resize(size, resampling))
-
-    return resize
-
-
-# Pillow-SIMD replaces Pillow under its name and is then what the "pillow" ones use.
-RESIZERS: dict[str, Resizer] = {
-    "opencv-area": partial(cv2.resize, interpolation=cv2.INTER_AREA),
-    "opencv-linear": partial(cv2.resize, interpolation=cv2.INTER_LINEAR),
-    "opencv-nearest": partial(cv2.resize, interpolation=cv2.INTER_NEAREST),
-    "pillow-box": _pillow(Image.Resampling.BOX),
-    "pillow-bilinear": _pillow(Image.Resampling.BILINEAR),
+# From a grey frame of any size to one of 84x84. Pillow-SIMD replaces Pillow under its name and is
+# then what the "pillow" ones use.
+RESIZERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "opencv-area": partial(cv2.resize, dsize=SIZE, interpolation=cv2.INTER_AREA),
+    "opencv-linear": partial(cv2.resize, dsize=SIZE, interpolation=cv2.INTER_LINEAR),
+    "opencv-nearest": partial(cv2.resize, dsize=SIZE, interpolation=cv2.INTER_NEAREST),
+    "pillow-box": partial(_pillow, resampling=Image.Resampling.BOX),
+    "pillow-bilinear": partial(_pillow, resampling=Image.Resampling.BILINEAR),
 }
 
 
 class WarpFrame(gym.ObservationWrapper):
-    """Turn the screen into a grey picture of ``size`` x ``size`` pixels.
+    """Turn screens, (height, width, 3) or grey (height, width), into grey uint8 (84, 84, 1).
 
-    Takes colour screens (height, width, 3) and grey ones (height, width); returns uint8
-    (size, size, 1).
-
-    >>> env = WarpFrame(gym.make("PongNoFrameskip-v4"), size=84, resize="opencv-area")
+    >>> env = WarpFrame(gym.make("PongNoFrameskip-v4"), resize="opencv-area")
     """
 
-    def __init__(self, env: gym.Env, size: int = 84, resize: str = "opencv-area") -> None:
+    def __init__(self, env: gym.Env, resize: str = "opencv-area") -> None:
         super().__init__(env)
-        self.size = size
         self.resize = RESIZERS[resize]
-        self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
+        self.observation_space = spaces.Box(0, 255, (*SIZE, 1), np.uint8)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
         # Grey first: then one channel is resized instead of three.
         if observation.ndim == 3:
             observation = cv2.cvtColor(observation, cv2.COLOR_RGB2GRAY)
-        return self.resize(observation, (self.size, self.size))[:, :, np.newaxis]
+        return self.resize(observation)[:, :, np.newaxis]
 
 
 class ImageToPyTorch(gym.ObservationWrapper):
@@ -183,7 +173,7 @@ class ImageToPyTorch(gym.ObservationWrapper):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        height, width, channels = _box(env).shape
+        height, width, channels = env.observation_space.shape or ()
         self.observation_space = spaces.Box(0, 255, (channels, height, width), np.uint8)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
@@ -244,7 +234,7 @@ class FrameStack(gym.Wrapper):
 
     def __init__(self, env: gym.Env, stack: int = 4) -> None:
         super().__init__(env)
-        channels, height, width = _box(env).shape
+        channels, height, width = env.observation_space.shape or ()
         self.stack = stack
         self._frames: deque[np.ndarray] = deque(maxlen=stack)
         self.observation_space = spaces.Box(0, 255, (stack * channels, height, width), np.uint8)
@@ -317,25 +307,14 @@ def wrap_deepmind(
 
 
 def check_env_id(env_id: str) -> None:
-    """Accept a game.
-
-    Raises:
-        ValueError: if it is not a registered NoFrameskip game without sticky actions.
-    """
+    """Raise ValueError if it is not a registered NoFrameskip game without sticky actions."""
     if not env_id.endswith("NoFrameskip-v4") or env_id not in gym.registry:
         games = [name for name in gym.registry if name.endswith("NoFrameskip-v4")]
         name = re.sub("^ALE/|(NoFrameskip)?(-v.)?$", "", env_id)
-        near = get_close_matches(f"{name}NoFrameskip-v4", games, 1, cutoff=0)
-        raise ValueError(
-            f"unknown environment {env_id!r}: name an Atari game as <Game>NoFrameskip-v4, "
-            f"for example {near[0]}"
-        )
+        near = get_close_matches(f"{name}NoFrameskip-v4", games, 1, cutoff=0)[0]
+        hint = f"name an Atari game as <Game>NoFrameskip-v4, for example {near}"
+        raise ValueError(f"unknown environment {env_id!r}: {hint}")
 
 
 def _action_meanings(env: gym.Env) -> list[str]:
     return env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
-
-
-def _box(env: gym.Env) -> spaces.Box:
-    assert isinstance(env.observation_space, spaces.Box)
-    return env.observation_space
