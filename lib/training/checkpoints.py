@@ -64,16 +64,14 @@ def read_latest(folder: Path) -> tuple[Path, dict[str, Any], str | None]:
     Raises:
         CheckpointError: if there is none.
     """
-    damage = None
-    for file in (find_checkpoint(folder, "latest", "previous"), folder / FOLDER / "previous.pt"):
-        try:
-            checkpoint = read_checkpoint(file)
-        except CheckpointError as error:
-            damage = damage or error
-        else:
-            return file, checkpoint, f"{damage}; {file.name} takes its place" if damage else None
-    assert damage is not None
-    raise damage
+    file = find_checkpoint(folder, "latest", "previous")
+    try:
+        return file, read_checkpoint(file), None
+    except CheckpointError as damage:
+        file = folder / FOLDER / "previous.pt"
+        with suppress(CheckpointError):
+            return file, read_checkpoint(file), f"{damage}; {file.name} takes its place"
+        raise
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -141,7 +139,7 @@ def save_checkpoints(
     def save() -> None:
         nonlocal best
         latest = {name: part.state_dict() for name, part in (saved | figures).items()}
-        latest[SETTINGS] = describe_settings(run, saved.get("net"))
+        latest[SETTINGS] = describe_settings(run, saved["net"])
         agent = {name: part for name, part in latest.items() if name not in REPLAY}
         try:
             if state.iteration and state.episodes and state.avg_reward > best:
@@ -151,10 +149,8 @@ def save_checkpoints(
                 write_checkpoint(folder / "solved.pt", agent)
             write_checkpoint(folder / "latest.pt", latest)
         except OSError as error:
-            free = shutil.disk_usage(run.folder).free // 2**20
-            raise OSError(
-                f"no checkpoint could be written to {folder}, with {free:,} MB free: {error}"
-            ) from None
+            free = f"{shutil.disk_usage(run.folder).free // 2**20:,} MB free"
+            raise OSError(f"no checkpoint could be written to {folder}, {free}: {error}") from None
 
     if every := params.checkpoint_every:
         engine.add_event_handler(Events.ITERATION_COMPLETED(every=every) | Events.COMPLETED, save)
@@ -164,17 +160,14 @@ def load_checkpoint(
     engine: Engine, run: Run, saved: dict[str, Any], figures: dict[str, Any]
 ) -> None:
     """Resume from ``run.checkpoint``; only when all is loaded, the event files are cut."""
-    checkpoint = run.checkpoint
-    assert checkpoint is not None
+    checkpoint = run.checkpoint or {}
 
     def load(name: str, part: Any) -> None:
         try:
             part.load_state_dict(checkpoint.pop(name))
         except KeyError as error:
-            raise CheckpointError(
-                f"the checkpoint has no {error.args[0]}: an earlier version saved it, so resume it "
-                "with that version"
-            ) from None
+            hint = "an earlier version saved it, so resume it with that version"
+            raise CheckpointError(f"the checkpoint has no {error.args[0]}: {hint}") from None
 
     for name, part in saved.items():
         load(name, part)
@@ -202,12 +195,13 @@ def load_checkpoint(
 
 def describe_settings(run: Run, net: Any) -> dict[str, Any]:
     """Script, hyperparameters, preprocessing and network: to resume the run, or play its agent."""
-    settings, preprocessing = asdict(run.params), asdict(run.params.preprocessing)
-    kept = {"script": run.script, "hyperparameters": settings, "preprocessing": preprocessing}
     network = getattr(net, "network", net)  # of MixedWeights
-    if network is not None:
-        kept["network"] = {"class": type(network).__name__, "arguments": network.arguments}
-    return kept
+    return {
+        "script": run.script,
+        "hyperparameters": asdict(run.params),
+        "preprocessing": asdict(run.params.preprocessing),
+        "network": {"class": type(network).__name__, "arguments": network.arguments},
+    }
 
 
 class RunProgress:
@@ -215,8 +209,8 @@ class RunProgress:
 
     def __init__(self, engine: Engine, run: Run) -> None:
         self.engine, self.run = engine, run
-        device = run.device  # a GPU has random numbers of its own
-        self.gpu = None if device.type == "cpu" else torch.get_device_module(device)
+        # A GPU has random numbers of its own.
+        self.gpu = None if run.device.type == "cpu" else torch.get_device_module(run.device)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; writes the event files to the disk first."""
@@ -233,8 +227,6 @@ class RunProgress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # Earlier versions saved no first reward; only the bar needs it.
-        state = {"first_reward": state["avg_reward"]} | state
         for name in COUNTERS:
             setattr(self.engine.state, name, state[name])
         torch.set_rng_state(state["random"])
