@@ -46,19 +46,13 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
     """A single environment for evaluation, with the states of training. ALE gets ``kwargs``."""
     p = preprocessing
     kwargs |= {"obs_type": "grayscale"} if p.vector_env else {}
-    env: gym.Env = wrap_deepmind(
-        make_atari(p.env, noop_max=p.noop_max, skip=p.skip, max_pool=p.max_pool, **kwargs),
-        episodic_life=p.episodic_life and not p.vector_env,
-        fire_reset=p.fire_reset,
-        resize=p.resize,
-        clip_reward=False,
-        stack=p.stack,
-    )
-    space, actions = env.observation_space, p.actions
-    assert isinstance(space, Box)
-    space = Box(p.transform(space.low), p.transform(space.high), dtype=np.uint8)
-    env = TransformObservation(env, p.transform, space)
-    if actions is None:
+    atari = make_atari(p.env, noop_max=p.noop_max, skip=p.skip, max_pool=p.max_pool, **kwargs)
+    kept = {name: getattr(p, name) for name in ("fire_reset", "resize", "stack")}
+    life = p.episodic_life and not p.vector_env
+    stacked = wrap_deepmind(atari, episodic_life=life, clip_reward=False, **kept)
+    low, high = map(p.transform, (stacked.observation_space.low, stacked.observation_space.high))
+    env = TransformObservation(stacked, p.transform, Box(low, high, dtype=np.uint8))
+    if (actions := p.actions) is None:
         return env
     return TransformAction(env, lambda action: actions[action], Discrete(len(actions)))
 
@@ -79,7 +73,7 @@ def play_games(
     temperature: float = 0.0,
     device: torch.device | str = "cpu",
 ) -> Iterator[list[tuple[int, Episode]]]:
-    """Play every game to its end, all of them at once.
+    """Play every game to its end, all at once.
 
     A game has random actions of its own. So if ``q_function`` gives a state the same values in
     every batch, a game is the same whatever is played beside it.
@@ -171,7 +165,6 @@ class Trial:
 
     @property
     def won(self) -> int:
-        """How many games were won."""
         return sum(reward > 0 for reward in self.rewards)
 
     @property
@@ -221,11 +214,9 @@ def run_trial(agent: QFunction, engine: Engine, run: Run) -> Trial:
 
 def describe(rewards: Sequence[float]) -> str:
     """Mean and spread of the rewards of games, in one line."""
-    return (
-        f"{plural(len(rewards), 'game')}, mean {statistics.mean(rewards):.2f}, "
-        f"standard deviation {statistics.pstdev(rewards):.2f}, {min(rewards):.0f} to "
-        f"{max(rewards):.0f}"
-    )
+    mean, deviation = statistics.mean(rewards), statistics.pstdev(rewards)
+    text = f"{plural(len(rewards), 'game')}, mean {mean:.2f}, standard deviation {deviation:.2f}"
+    return f"{text}, {min(rewards):.0f} to {max(rewards):.0f}"
 
 
 def read_agent(place: str | Path) -> tuple[DQN, Preprocessing]:
@@ -237,17 +228,12 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
     """The network of a checkpoint, ready to play on the CPU, and its preprocessing.
 
     Raises:
-        CheckpointError: if the checkpoint does not name its network, the weights do not fit it, or
-            its game is none that is played here.
+        CheckpointError: if the weights do not fit it, or its game is none that is played here.
     """
     settings = checkpoint[SETTINGS]
-    if "network" not in settings:
-        raise CheckpointError(
-            f"the checkpoint of {settings['script']} does not name its network: an earlier version "
-            "saved it, so play it with that version"
-        )
-    spec, weights = settings["network"], checkpoint.get("net", {})
+    weights = checkpoint.get("net", {})
     try:
+        spec = settings["network"]
         earlier = {"vector_env": settings["script"] >= "05"}  # was not told by all versions
         preprocessing = Preprocessing(**earlier | settings["preprocessing"])
         check_env_id(preprocessing.env)

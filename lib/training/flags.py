@@ -68,17 +68,15 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
             if entry.metadata["group"] == title:
                 _add_flag(group, entry)
     given = vars(parser.parse_args(argv))
-    for name in (name for name, value in given.items() if value == ""):  # as of an unset variable
-        parser.error(f"--{name.replace('_', '-')}: must not be empty")
+    if empty := [name for name, value in given.items() if value == ""]:  # as of an unset variable
+        parser.error(f"--{empty[0].replace('_', '-')}: must not be empty")
     params = options(**given)
     settings, played, solved = dict[str, Any](), 0, False  # of the run to resume
     if params.resume:
         settings, played, solved = _settings_of(params.resume, parser)
         if gone := sorted(settings.keys() - entries.keys()):
-            parser.error(
-                f"--resume: this version has no setting {', '.join(gone)}: an earlier version "
-                f"began the run in {params.resume}, so resume it with that version"
-            )
+            hint = f"an earlier version began the run in {params.resume}, so resume it with that"
+            parser.error(f"--resume: this version has no setting {', '.join(gone)}: {hint}")
         place = Path(params.resume).resolve().parent
         if "run_dir" in given and Path(params.run_dir).resolve() != place:
             parser.error(f"--run-dir: a resumed run stays in its folder, {params.resume}")
@@ -94,8 +92,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     params = params.resolved()
     for name, value in settings.items():
         if not entries[name].metadata["may_change"] and getattr(params, name) != value:
-            flag = "--" + name.replace("_", "-")
-            parser.error(f"{flag}: the run in {params.resume} has {value}")
+            parser.error(f"--{name.replace('_', '-')}: the run in {params.resume} has {value}")
     if 0 < params.max_frames <= played:
         parser.error(f"--max-frames: the run in {params.resume} has played {played:,} frames")
     if solved and params.stop_reward <= (goal := settings["stop_reward"]):
@@ -110,11 +107,10 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str
     if not place.is_dir():
         new = f"{folder} is a file: a new run can begin with --init-from {folder}"
         parser.error(f"--resume: {new if place.exists() else f'there is no folder {folder}'}")
+    if message := unwritable("--resume", place):
+        parser.error(message)
     try:
-        if message := unwritable("--resume", place):
-            parser.error(message)
-        listed = list_runs(place, script)
-        if listed and not (place / FOLDER).is_dir():
+        if (listed := list_runs(place, script)) and not (place / FOLDER).is_dir():
             parser.exit(2, f"{parser.prog}: error: --resume: {listed}")
         file, checkpoint, _ = read_latest(place)
         settings = checkpoint[SETTINGS]
@@ -136,7 +132,7 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
     if kind is bool:
         default = "on" if default else "off"
     default = "" if default in (None, "") else f" (default: {default})"
-    keywords = {"default": argparse.SUPPRESS, "help": meta["help"] + default.replace("%", "%%")}
+    keywords = {"default": argparse.SUPPRESS, "help": meta["help"] + default}
     if kind is bool:
         # Each gets a --no-... flag, too: a resumed run has it on, if the run before had it on.
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, **keywords)
@@ -154,8 +150,12 @@ def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callab
     """What makes a number of the text of a flag, and checks it against its limits."""
 
     def convert(text: str) -> Any:
+        # A whole number, also as 100_000, 100,000 or 1e5.
+        digits = text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", text) else text
         try:
-            value = (_whole if kind is int else float)(text)
+            value = float(digits)
+            if kind is int:
+                value = int(value) if "e" in text and value.is_integer() else int(digits)
         except (ValueError, OverflowError):
             expected = "a whole number" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"{text!r} is not {expected}") from None
@@ -166,12 +166,3 @@ def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callab
         return value
 
     return convert
-
-
-def _whole(text: str) -> int:
-    """A whole number, also as 100_000, 100,000 or 1e5."""
-    if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
-        text = text.replace(",", "")
-    if "e" in text and float(text).is_integer():
-        return int(float(text))
-    return int(text)

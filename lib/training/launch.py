@@ -58,8 +58,8 @@ def launch(
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)  # where streams and graphs are made
         prepare_torch(params.seed)
-        asked = params.threads or device.type != "cpu"  # else the cores are looked at
-        free = cores() if asked else free_cores()
+        # Cores are looked at only if the threads depend on them.
+        free = cores() if params.threads or device.type != "cpu" else free_cores()
         torch.set_num_threads(params.torch_threads(min(free, torch.get_num_threads())))
         try:
             folder, checkpoint, _lock = open_folder(params, script)
@@ -70,13 +70,11 @@ def launch(
         print_line(f"run folder {folder}")
         machine = describe_machine(device)
         text = ", ".join(f"{name} {value}" for name, value in machine.items())
-        autocast = "bfloat16 autocast" if params.amp else "float32"
-        text = f"{script} in {getattr(params, 'precision', autocast)} on {text}"
+        precision = getattr(params, "precision", "bfloat16 autocast" if params.amp else "float32")
+        text = f"{script} in {precision} on {text}"
         print_line(textwrap.fill(text, 80, subsequent_indent="  "))
-        if free < cores():
-            print_line(
-                f"{free} of {cores()} cores free: torch gets no more threads (see --threads)"
-            )
+        if free < (count := cores()):
+            print_line(f"{free} of {count} cores free: torch gets no more threads (see --threads)")
         for notice in params.notices():
             print_line(notice)
         if params.stop_reward is None:
@@ -157,12 +155,12 @@ def make_folder(params: Options, script: str) -> Path:
     started = time.strftime("%Y-%m-%dT%H-%M-%S")
     name = "-".join([script, game, *changed(params), f"seed{params.seed}", started])
     Path(params.run_dir).mkdir(parents=True, exist_ok=True)
-    names = chain([name], (f"{name}-{number}" for number in count(2)))
-    while True:
-        folder = Path(params.run_dir) / next(names)
+    for suffix in chain([""], (f"-{number}" for number in count(2))):
+        folder = Path(params.run_dir) / (name + suffix)
         with suppress(FileExistsError):
             folder.mkdir()
-            return folder
+            break
+    return folder
 
 
 def changed(params: Options) -> list[str]:
@@ -189,15 +187,14 @@ def changed(params: Options) -> list[str]:
 
 def print_outcome(run: Run) -> None:
     """Print how training ended: what it reached, and after how long, as the book does."""
-    outcome = run.outcome
-    assert outcome is not None  # training has ended
-    fps, seconds = outcome["fps"], int(outcome["seconds"])
+    outcome = run.outcome or {}
+    fps, time_passed = outcome["fps"], timedelta(seconds=int(outcome["seconds"]))
     reward = f"avg_reward {outcome['avg_reward']:.2f}" if outcome["episodes"] else "no game ended"
     print_line(reward + f", {fps:,.1f} FPS" * math.isfinite(fps))  # none without training
     stopped = "frame limit reached" if run.signal is None else "interrupted"
     played = [plural(int(outcome[f"{noun}s"]), noun) for noun in ("episode", "frame", "update")]
-    text = f"{'solved' if run.solved else stopped} in {timedelta(seconds=seconds)}, after "
-    text += "{}, {} and {}".format(*played)
+    end = f"{'solved' if run.solved else stopped} in {time_passed}"
+    text = "{}, after {}, {} and {}".format(end, *played)
     print_line(textwrap.fill(text, 80, subsequent_indent="  "))
 
 

@@ -4,6 +4,8 @@ import ctypes
 import os
 import platform
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import ale_py
@@ -42,8 +44,7 @@ def keep_freed_memory() -> None:
     """
     if sys.platform != "linux":
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it, musl does not
-    if mallopt:
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc has it, musl does not
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc accepts
         mallopt(M_TRIM_THRESHOLD, 512 * 2**20)
 
@@ -65,27 +66,20 @@ def free_cores() -> int:
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
     """The machine and the versions, the most important first."""
-    gpus = {"cuda": _gpu_name, "mps": lambda _: "Apple"}
+    gpu = "Apple" if device.type == "mps" else "none"
+    if device.type == "cuda":
+        has_tf32 = torch.cuda.get_device_capability(device) >= (8, 0)  # see prepare_torch
+        gpu = torch.cuda.get_device_name(device) + " (float32 is TF32)" * has_tf32
+    cpu = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):  # not Linux, or an ARM
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     machine: dict[str, str | int] = {
         "device": str(device),
-        "gpu": gpus.get(device.type, lambda _: "none")(device),
-        "cpu": _cpu_name(),
+        "gpu": gpu,
+        "cpu": cpu,
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
     }
     return machine | {library.__name__: str(library.__version__) for library in LIBRARIES}
-
-
-def _gpu_name(device: torch.device) -> str:
-    has_tf32 = torch.cuda.get_device_capability(device) >= (8, 0)  # see prepare_torch
-    return torch.cuda.get_device_name(device) + (" (float32 is TF32)" if has_tf32 else "")
-
-
-def _cpu_name() -> str:
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

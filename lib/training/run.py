@@ -42,7 +42,7 @@ class Run(Generic[Options]):
     tensorboard: TensorboardLogger
     script: str
     checkpoint: dict[str, Any] | None = None  # the one to resume from
-    signal: int | None = field(default=None)  # the signal that ended training
+    signal: int | None = None  # the signal that ended training
     machine: Mapping[str, Any] = field(default_factory=dict)  # see ``describe_machine``
     outcome: dict[str, float] | None = None  # once training has ended
 
