@@ -62,13 +62,9 @@ class DQN(nn.Module):
         first_kernel: int = 8,
     ) -> None:
         super().__init__()
-        self.arguments: dict[str, Any] = {
-            "input_shape": tuple(input_shape),
-            "n_actions": int(n_actions),
-            "channels": channels,
-            "hidden": hidden,
-            "first_kernel": first_kernel,
-        }
+        size = {"channels": channels, "hidden": hidden, "first_kernel": first_kernel}
+        shapes = {"input_shape": tuple(input_shape), "n_actions": int(n_actions)}
+        self.arguments: dict[str, Any] = shapes | size
         first, second, third = channels
         self.conv = nn.Sequential(
             nn.Conv2d(input_shape[0], first, first_kernel, stride=first_kernel // 2),
@@ -82,19 +78,14 @@ class DQN(nn.Module):
         with torch.no_grad():
             n_features = self.conv(torch.zeros(1, *input_shape)).shape[1]
         self.fc = nn.Sequential(
-            nn.Linear(n_features, hidden),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden, n_actions),
+            nn.Linear(n_features, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, n_actions)
         )
         # Channels-last changes only the order in memory: with the channels innermost, the
         # convolutions of cuDNN and oneDNN read whole vectors.
         self.conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        """Estimate the action values.
-
-        Args:
-            frames: uint8, (batch, stack, height, width), 0 to 255.
+        """Estimate the action values of frames, uint8 (batch, stack, height, width), 0 to 255.
 
         Returns:
             (batch, actions) in the weights' dtype, or in that of autocast.

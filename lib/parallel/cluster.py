@@ -46,7 +46,7 @@ class Players:
     Args:
         player: a class. Each actor creates one object from its number and ``args``; the method
             ``play`` takes ``VersionedWeights`` and returns a ``Message``.
-        options: say how many players, on which cluster, and how long to wait for them.
+        params: say how many players, on which cluster, and how long to wait for them.
         args: passed to ``player``.
     """
 
@@ -102,9 +102,8 @@ class Players:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise Failure(f"Ray, {address or 'on this machine'}: {reason}") from None
         # Ray restarts players, but does not repeat their calls: nobody waits for lost transitions.
-        actor = ray.remote(self._player).options(
-            num_cpus=1, max_restarts=-1, scheduling_strategy="SPREAD"
-        )
+        placed = {"num_cpus": 1, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
+        actor = ray.remote(self._player).options(**placed)
         self._actors = [actor.remote(number, *self._args) for number in range(count)]
         return self
 
@@ -132,10 +131,9 @@ class Players:
         while True:
             ready, _ = self._ray.wait(list(self._calls), timeout=WAIT_SECONDS)
             if ready:  # take everything that has arrived
-                everything = list(self._calls)
-                ready, _ = self._ray.wait(everything, num_returns=len(everything), timeout=0)
-            arrived = [new for new in map(self._take, ready) if new]
-            if arrived:
+                calls = list(self._calls)
+                ready, _ = self._ray.wait(calls, num_returns=len(calls), timeout=0)
+            if arrived := [new for new in map(self._take, ready) if new]:
                 deadline = monotonic() + timeout
             elif monotonic() > deadline:
                 raise Failure(f"no player sent anything for {timeout:g} seconds")
@@ -148,19 +146,17 @@ class Players:
         """Take the result of a call, and make the player's next one; None if the player is lost."""
         number, raised = self._calls.pop(call), self._ray.exceptions
         self._ask(number)
-        message: Message | None = None
         try:
             message = self._ray.get(call)
         except (raised.RayTaskError, raised.ActorDiedError, raised.RuntimeEnvSetupError) as error:
             cause = str(error).strip().split("\n")[-1]  # its own error, which would come again
             raise Failure(f"player {number} failed: {cause}") from None
         except raised.RayError:  # its process, its node, or the network in between
-            pass
+            message = None
         if (number in self._lost) == (message is not None):  # this is new
             self._lost ^= {number}
-            status, count = "lost" if number in self._lost else "back", self._params.players
-            left = f"{count - len(self._lost)} of {count} play"
-            print_line(f"player {number} is {status}, {left}")
+            status, count = "back" if message else "lost", self._params.players
+            print_line(f"player {number} is {status}, {count - len(self._lost)} of {count} play")
         return message
 
 

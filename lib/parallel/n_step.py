@@ -72,10 +72,9 @@ class NStepRecorder:
             actions: int64, (games,).
             step: the outcome of the actions.
         """
+        ages = np.zeros(len(actions), dtype=np.int64)
         if self._ages:
             ages = np.where(self._steps[-1].done, 0, self._ages[-1] + 1)
-        else:
-            ages = np.zeros(len(actions), dtype=np.int64)
         self._frames.append(states[:, -1].copy())  # the other frames of the stacks are known
         self._ages.append(ages)
         self._actions.append(actions)
@@ -108,17 +107,19 @@ class NStepRecorder:
             terminated=terminated[whole],
             episodes=[step.episodes for step in self._steps[-self._new :]],
         )
-        self._forget()
+        # What stays are the steps of incomplete transitions, and those that their states show.
+        kept = min(self.n_steps + self.stack - 1, len(self._frames))
+        for remembered in (self._frames, self._ages, self._actions, self._steps):
+            del remembered[:-kept]
+        self._begin, self._new = kept - self.n_steps, 0
         return message
 
     def _returns(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Discounted rewards, and whether the game terminated or was cut short before the end."""
-        rewards = np.stack([step.rewards for step in self._steps])
-        done = np.stack([step.done for step in self._steps])
-        terminal = np.stack([step.terminated for step in self._steps])
-        shape = (len(starts), rewards.shape[1])
-        returns = np.zeros(shape, dtype=np.float32)
-        goes_on = np.ones(shape, dtype=bool)
+        columns = zip(*(step[:3] for step in self._steps), strict=True)
+        rewards, terminal, done = map(np.stack, columns)
+        returns = np.zeros((len(starts), rewards.shape[1]), dtype=np.float32)
+        goes_on = np.ones(returns.shape, dtype=bool)
         terminated, truncated = ~goes_on, ~goes_on
         for ahead in range(self.n_steps):
             now = starts + ahead
@@ -127,11 +128,3 @@ class NStepRecorder:
             truncated |= goes_on & done[now] & ~terminal[now]
             goes_on &= ~done[now]
         return returns, terminated, truncated
-
-    def _forget(self) -> None:
-        """Keep only the steps of incomplete transitions, and the steps that their states show."""
-        kept = min(self.n_steps + self.stack - 1, len(self._frames))
-        for remembered in (self._frames, self._ages, self._actions, self._steps):
-            del remembered[:-kept]
-        self._begin = kept - self.n_steps
-        self._new = 0

@@ -114,12 +114,8 @@ class Player:
         """Start the process, and wait until it has its arguments."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(
-            target=_run_player,
-            args=(theirs, self.bound, self._target, Packed(args)),
-            name="player",
-            daemon=True,  # never outlives the trainer
-        )
+        given = (theirs, self.bound, self._target, Packed(args))
+        self.process = context.Process(target=_run_player, args=given, name="player", daemon=True)
         try:
             with signals_blocked():
                 self.process.start()
@@ -140,7 +136,7 @@ class Player:
             self.process.join(EXIT_SECONDS)
             code = self.process.exitcode
             end = f"ended with exit code {code}"
-            if code is not None and code < 0:
+            if code and code < 0:
                 end = f"was killed by {signal.Signals(-code).name}"
             raise Failure(f"the player {end}") from None
         if isinstance(message, str):
@@ -204,9 +200,7 @@ class CopyOnCpu:
 
 
 def _is_on_gpu(arg: Any) -> bool:
-    return isinstance(arg, nn.Module) and any(
-        is_asynchronous(weight.device) for weight in arg.parameters()
-    )
+    return isinstance(arg, nn.Module) and is_asynchronous(next(arg.parameters()).device)
 
 
 class Packed:
