@@ -33,14 +33,7 @@ from imageio_ffmpeg import write_frames
 from tqdm import tqdm
 
 from lib.learning.dqn_model import DQN
-from lib.training.checkpoints import (
-    SETTINGS,
-    CheckpointError,
-    find_checkpoint,
-    list_runs,
-    read_checkpoint,
-    write_checkpoint,
-)
+from lib.training import checkpoints
 from lib.training.evaluation import SEED, STICKY, describe, load_agent, make_env, play_game
 from lib.training.flags import FlagParser, number
 
@@ -88,11 +81,11 @@ def parse() -> argparse.Namespace:
         display = os.environ.get("DISPLAY", "not set")
         parser.error(f"--render: no display answers (DISPLAY is {display})")
     try:
-        args.checkpoint = find_checkpoint(args.run_dir)
-        args.contents = read_checkpoint(args.checkpoint)
+        args.checkpoint = checkpoints.find_checkpoint(args.run_dir)
+        args.contents = checkpoints.read_checkpoint(args.checkpoint)
         args.network, args.preprocessing = load_agent(args.contents)
-    except CheckpointError as error:
-        if listed := list_runs(args.run_dir):
+    except checkpoints.CheckpointError as error:
+        if listed := checkpoints.list_runs(args.run_dir):
             parser.exit(2, f"{parser.prog}: error: {listed}")
         parser.error(str(error))
     return args
@@ -129,10 +122,11 @@ class Film(gym.Wrapper):
 
 def export(checkpoint: dict[str, Any], network: DQN, file: Path) -> None:
     """Write the parts of a checkpoint that ``load_agent`` needs."""
-    settings = {name: checkpoint[SETTINGS][name] for name in ("script", "preprocessing", "network")}
+    settings = checkpoint[checkpoints.SETTINGS]
+    settings = {name: settings[name] for name in ("script", "preprocessing", "network")}
     progress = {name: checkpoint["progress"][name] for name in ("frames", "avg_reward")}
-    agent = {SETTINGS: settings, "progress": progress, "net": network.state_dict()}
-    write_checkpoint(file, agent)
+    agent = {checkpoints.SETTINGS: settings, "progress": progress, "net": network.state_dict()}
+    checkpoints.write_checkpoint(file, agent)
     print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
 
 
@@ -143,8 +137,8 @@ def main() -> None:
         export(args.contents, args.network, args.export)
         return
     torch.set_num_threads(1)  # for one state; threads would wait for each other
-    frames = args.contents["progress"]["frames"]
-    print(f"{args.checkpoint}: {args.contents[SETTINGS]['script']} after {frames:,} frames")
+    script = args.contents[checkpoints.SETTINGS]["script"]
+    print(f"{args.checkpoint}: {script} after {args.contents['progress']['frames']:,} frames")
     film = args.video
     for kind, preprocessing in args.preprocessing.starts.items():
         print(f"games {kind}{', sticky actions' * args.sticky}:")

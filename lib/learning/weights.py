@@ -59,6 +59,7 @@ class MixedWeights:
         self.compute = {p: w.to(dtypes[p], copy=True) for p, w in self.weights.items()}
         self.exp_avg = {precision: torch.zeros_like(w) for precision, w in self.weights.items()}
         self.exp_avg_sq = {precision: torch.zeros_like(w) for precision, w in self.weights.items()}
+        self._copied = [(self.weights, self.compute)]  # from where to where
 
     def __call__(self, compute: Weights, states: torch.Tensor) -> torch.Tensor:
         """The values of the network with these flat weights."""
@@ -79,7 +80,7 @@ class MixedWeights:
     @property
     def changing(self) -> list[torch.Tensor]:
         """All tensors that an update changes."""
-        return tree_leaves([self._parts(), self.compute, self.learning_rate])
+        return tree_leaves([self._parts(), self._copied])
 
     def state_dict(self) -> dict[str, Weights]:
         """For a checkpoint; a network of the same class can load its ``weights``."""
@@ -91,8 +92,9 @@ class MixedWeights:
         for part, tensors in self._parts().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[part][name])
-        for precision, weight in self.weights.items():
-            self.compute[precision].copy_(weight)
+        for flat, copies in self._copied:
+            for precision, weight in flat.items():
+                copies[precision].copy_(weight)
 
     def _parts(self) -> dict[str, Weights]:
         flat = {"weights": self.weights, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
@@ -131,18 +133,7 @@ class AveragedWeights(MixedWeights):
         self.ema_step = torch.ones_like(self.learning_rate)
         self.ema = {precision: w.clone() for precision, w in self.weights.items()}
         self.ema_compute = {precision: w.clone() for precision, w in self.compute.items()}
-
-    @property
-    def changing(self) -> list[torch.Tensor]:
-        """As of ``MixedWeights``."""
-        return [*super().changing, *self.ema_compute.values(), self.ema_step]
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Weights]) -> None:
-        """As of ``MixedWeights``."""
-        super().load_state_dict(state)
-        for precision, weight in self.ema.items():
-            self.ema_compute[precision].copy_(weight)
+        self._copied.append((self.ema, self.ema_compute))
 
     def _parts(self) -> dict[str, Weights]:
         return super()._parts() | {"ema": self.named(self.ema)}

@@ -25,13 +25,9 @@ class ClusterOptions(ReplayOptions):
     address: str = playing_option(
         "", "host:port of the Ray cluster to join (default: start Ray here)", may_change=True
     )
-    players: int = playing_option(
-        1, "number of players (Ray actors)", low=1, high=10_000, may_change=True
-    )
+    players: int = playing_option(1, "players (Ray actors)", low=1, high=10_000, may_change=True)
     envs: int = playing_option(8, "environments of each player, stepped together", low=1, high=256)
-    message_steps: int = playing_option(
-        32, "steps of each game per message to the learner", low=10, high=1_000
-    )
+    message_steps: int = playing_option(32, "steps of each game per message", low=10, high=1_000)
     max_pool: bool = wrapper_option(False, "frame skip takes the maximum of the last two frames")
     stack: int = wrapper_option(2, "stacked frames per state", low=1, high=16)
     sync_updates: int = playing_option(50, "updates between broadcasts of the weights", low=1)

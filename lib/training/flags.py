@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.parser import OneLineParser
-from lib.training.checkpoints import (
-    FOLDER,
-    SETTINGS,
-    CheckpointError,
-    list_runs,
-    read_checkpoint,
-    read_latest,
-)
+from lib.training import checkpoints
 from lib.training.evaluation import read_agent
 from lib.training.options import Options, unwritable
 
@@ -85,7 +78,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     elif params.init_from:
         try:
             read_agent(params.init_from)
-        except CheckpointError as error:
+        except checkpoints.CheckpointError as error:
             parser.error(f"--init-from: {error}")
     if message := params.validation_error():
         parser.error(message)
@@ -103,25 +96,25 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
 
 def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], int, bool]:
     """Hyperparameters and frames of a run of this script to resume, and whether it is solved."""
-    script, place = Path(parser.prog).stem, Path(folder)
+    script, place, kept = Path(parser.prog).stem, Path(folder), Path(folder, checkpoints.FOLDER)
     if not place.is_dir():
         new = f"{folder} is a file: a new run can begin with --init-from {folder}"
         parser.error(f"--resume: {new if place.exists() else f'there is no folder {folder}'}")
     if message := unwritable("--resume", place):
         parser.error(message)
     try:
-        if (listed := list_runs(place, script)) and not (place / FOLDER).is_dir():
+        if not kept.is_dir() and (listed := checkpoints.list_runs(place, script)):
             parser.exit(2, f"{parser.prog}: error: --resume: {listed}")
-        file, checkpoint, _ = read_latest(place)
-        settings = checkpoint[SETTINGS]
-        if "hyperparameters" not in settings:
-            raise CheckpointError(f"{file} is an agent without its run: play.py plays it")
-    except (OSError, CheckpointError) as error:
+        file, checkpoint, _ = checkpoints.read_latest(place)
+    except (OSError, checkpoints.CheckpointError) as error:
         parser.error(f"--resume: {error}")
+    settings, frames = checkpoint[checkpoints.SETTINGS], checkpoint["progress"]["frames"]
+    if "hyperparameters" not in settings:
+        parser.error(f"--resume: {file} is an agent without its run: play.py plays it")
     if settings["script"] != script:
         parser.error(f"--resume: the run in {folder} is a run of {settings['script']}.py")
-    frames, file = checkpoint["progress"]["frames"], place / FOLDER / "solved.pt"
-    solved = file.exists() and read_checkpoint(file)["progress"]["frames"] == frames
+    file = kept / "solved.pt"
+    solved = file.exists() and checkpoints.read_checkpoint(file)["progress"]["frames"] == frames
     return settings["hyperparameters"], frames, solved
 
 

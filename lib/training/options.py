@@ -71,8 +71,7 @@ class CommonOptions:
     device: str = run_option("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
     threads: int = resume_option(
         0,
-        "threads with which torch computes; 0: the cores free at the start (07: half), "
-        "with a GPU 1",
+        "threads of torch; 0: the cores free at the start (07: half), with a GPU 1",
         low=0,
         high=1_024,
     )
@@ -91,9 +90,7 @@ class CommonOptions:
     )
     env: str = playing_option("PongNoFrameskip-v4", "the Atari game, as <Game>NoFrameskip-v4")
     learning_rate: float = option(1e-4, "learning rate of Adam", low=1e-12, high=1)
-    adam_epsilon: float = option(
-        1e-8, "epsilon of Adam; damps steps of small gradients", low=1e-12, high=1
-    )
+    adam_epsilon: float = option(1e-8, "epsilon of Adam; damps small gradients", low=1e-12, high=1)
     gamma: float = option(0.99, "discount per agent step", low=0, high=1)
     batch_size: int = option(32, "transitions sampled per new one (03: for each of --steps)", low=1)
     epsilon_start: float = epsilon_option(1.0, "probability of a random action at the start")
@@ -188,9 +185,7 @@ class ReplayOptions(CommonOptions):
 class PlayerOptions(ReplayOptions):
     """Settings of rungs whose player is a separate process."""
 
-    play_device: str = playing_option(
-        "", "the player's device, as cpu or cuda:1; it gets a copy there"
-    )
+    play_device: str = playing_option("", "the player's device (cpu, cuda:1); it gets a copy there")
     sync_frames: int = playing_option(
         0,
         "frames between refreshes of the player's own copy of the network; 0: no copy, the "
@@ -264,12 +259,8 @@ class PrecisionOptions(CommonOptions):
 class WrapperOptions(ReplayOptions):
     """Settings of rungs with cheaper wrappers; each choice can be switched back."""
 
-    noop_max: int = wrapper_option(
-        0, "start games with up to this many no-ops (DeepMind: 30)", low=0
-    )
-    skip: int = wrapper_option(
-        4, "emulated frames per frame: how long an action is held", low=1, high=60
-    )
+    noop_max: int = wrapper_option(0, "begin games with up to so many no-ops (DeepMind: 30)", low=0)
+    skip: int = wrapper_option(4, "emulated frames for which an action is held", low=1, high=60)
     max_pool: bool = wrapper_option(False, "frame skip takes the maximum of the last two frames")
     episodic_life: bool = wrapper_option(True, "a lost life ends the episode")
     fire_reset: bool = wrapper_option(True, "press FIRE after a reset")

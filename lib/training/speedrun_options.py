@@ -17,25 +17,15 @@ class SpeedrunOptions(PrecisionOptions):
 
     learning_rate: float = option(5e-4, "learning rate of Adam at the start", low=1e-12, high=1)
     learning_rate_final: float = option(6e-5, "learning rate of Adam at the end", low=1e-12, high=1)
-    adam_epsilon: float = option(
-        1e-5, "epsilon of Adam; damps steps of small gradients", low=1e-12, high=1
-    )
+    adam_epsilon: float = option(1e-5, "epsilon of Adam; damps small gradients", low=1e-12, high=1)
     batch_size: int = option(64, "frames of the last rollout per update", low=1, high=65_536)
-    epochs: float = option(
-        4.0, "how often each frame is learned from, on average, at the start", low=0.01
-    )
+    epochs: float = option(4.0, "how often a frame is learned from, at the start", low=0.01)
     epochs_final: float = option(1.0, "the same at the end", low=0.01)
-    averaged: int = option(
-        1_000, "updates over which the weights of the agent are averaged at the end", low=1
-    )
+    averaged: int = option(1_000, "updates over which weights are averaged at the end", low=1)
     envs: int = playing_option(32, "environments, stepped together", low=1, high=16_384)
     rollout: int = playing_option(64, "frames of each environment in a rollout", low=1, high=1_024)
     trial_games: int = option(
-        64,
-        "games to win without learning, mean --stop-reward or more",
-        low=1,
-        high=1_024,
-        group="run",
+        64, "new games to win, with a mean of --stop-reward or more", low=1, high=1_024, group="run"
     )
     q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", low=0, high=1)
     stack: int = wrapper_option(2, "stacked frames per state", low=1, high=16)
@@ -64,9 +54,7 @@ class SpeedrunOptions(PrecisionOptions):
 class SharedCoresOptions(SpeedrunOptions):
     """The settings of 07: as 08, but torch has half of the cores, and leaves room for the games."""
 
-    any_game: bool = playing_option(
-        False, "use all actions and the whole picture, not only Pong's part"
-    )
+    any_game: bool = playing_option(False, "use all actions and the whole picture, not Pong's part")
     schedule_frames: int = option(
         10_000_000,
         "with --any-game: frames over which learning rate, epochs and epsilon fall",
@@ -118,6 +106,4 @@ class ThousandsOptions(EmulatorOptions):
     games_per_warp: int = playing_option(
         0, "games that a warp of the GPU plays; 0: the emulator's default", low=0, high=32
     )
-    terminal_on_point: bool = option(
-        False, "no value follows a point: returns end with it, as with a game"
-    )
+    terminal_on_point: bool = option(False, "no value follows a point: returns end with it")
