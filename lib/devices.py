@@ -14,7 +14,6 @@ from lib.printing import plural
 
 Device = torch.device | str
 
-PRECISIONS = ("auto", "float32", "bfloat16")
 # Instructions that multiply bfloat16 numbers, as torch names them: on x86, and on ARM.
 BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 CONTAINER = Path("/sys/fs/cgroup")  # Linux: the limits of a container

@@ -27,13 +27,7 @@ def fall_back(part: str, reason: str | Exception) -> None:
 
 
 def try_optimised(part: str, eager: Version, make: Callable[[], Version]) -> Version:
-    """The optimised version if it can be made and works here, else the eager one.
-
-    Args:
-        part: the optimisation, for the line that says it is left out.
-        eager: the version that always works.
-        make: makes the optimised version, and tries it.
-    """
+    """What ``make`` makes and tries, if it works here; else the eager version, and a line."""
     try:
         return make()
     except Exception as error:  # whatever it is: eager code works

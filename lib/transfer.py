@@ -25,9 +25,7 @@ def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
 def gather(device: torch.device, *tables: tuple[torch.Tensor, np.ndarray]) -> list[torch.Tensor]:
     """Rows of tables as tensors on the device, gathered directly into memory that the GPU reads.
 
-    Args:
-        device: where they go.
-        tables: a table on the CPU and the numbers of its rows, int64 of any shape; all must exist.
+    A table on the CPU comes with the numbers of its rows, int64 of any shape; all must exist.
     """
     there, sent = is_asynchronous(device), []
     for table, numbers in tables:

@@ -63,8 +63,7 @@ class Preprocessing:
 
         An agent that knows other starts alone may play badly after no-ops, and well as trained.
         """
-        standard = replace(
-            self, noop_max=Preprocessing.noop_max, fire_reset=Preprocessing.fire_reset
-        )
+        deepmind = Preprocessing(self.env)
+        standard = replace(self, noop_max=deepmind.noop_max, fire_reset=deepmind.fire_reset)
         kinds = {} if self == standard else {"as trained": self}
         return kinds | {f"after up to {standard.noop_max} no-ops": standard}

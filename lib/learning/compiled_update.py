@@ -176,13 +176,8 @@ class CapturedForward:
 class CompiledUpdate:
     """An update, compiled, and on the GPU recorded once and replayed as one CUDA graph.
 
-    The update must read only tensors that stay in their place, and must not wait for the device.
-
-    Args:
-        update: returns the loss.
-        device: where it computes.
-        net: what it learns.
-        others: whatever else it changes.
+    The update returns the loss, and changes ``net`` and ``others``. It must read only tensors that
+    stay in their place, and must not wait for the device.
     """
 
     def __init__(
@@ -198,5 +193,5 @@ class CompiledUpdate:
             self._call = graph_or_eager("the update", self._call, self._device)
 
     def __call__(self) -> torch.Tensor:
-        """Make an update; returns the loss, on its device."""
+        """Make an update, and return the loss, which stays on its device."""
         return self._call().clone()  # the next replay writes it into the same place

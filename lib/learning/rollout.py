@@ -29,9 +29,7 @@ class Rollout:
     Args:
         length: steps of each environment in a rollout.
         states_shape: (environments, stack, height, width).
-        gamma: discount per agent step.
-        q_lambda: lambda of the returns.
-        device: holds everything.
+        gamma, q_lambda: of the returns, per step.
     """
 
     def __init__(
@@ -60,8 +58,7 @@ class Rollout:
         tables = (self._states, self._actions, self._rewards)  # all zeros
         self.targets = Targets(*(table.flatten(0, 1).clone() for table in tables))
 
-    def __len__(self) -> int:
-        """Number of frames of a rollout."""
+    def __len__(self) -> int:  # frames
         return len(self.targets.actions)
 
     def record_values(self, states: torch.Tensor, values: torch.Tensor) -> None:
@@ -89,10 +86,9 @@ class Rollout:
         self, states: torch.Tensor, values: torch.Tensor, actions: torch.Tensor
     ) -> None:
         """Record states, the values of their greedy actions, and the actions that are played."""
-        for table, new in (
-            (self._states, states), (self._values, values), (self._actions, actions),
-        ):  # fmt: skip
-            table.index_copy_(0, self._place, new.unsqueeze(0))
+        self._states.index_copy_(0, self._place, states.unsqueeze(0))
+        self._values.index_copy_(0, self._place, values.unsqueeze(0))
+        self._actions.index_copy_(0, self._place, actions.unsqueeze(0))
 
     def record_outcome(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
         """Record what a step gave: float32 and bool, (environments,)."""

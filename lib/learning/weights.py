@@ -28,8 +28,7 @@ class MixedWeights:
     Args:
         network: gives the first weights, and uses the copies; its own do not change.
         dtype: of the copies.
-        learning_rate: of Adam.
-        epsilon: of Adam; a larger one damps steps where gradients are small.
+        learning_rate, epsilon: of Adam; a larger epsilon damps steps where gradients are small.
         float32_layers: beginnings of names; the copies of these weights stay in float32.
     """
 

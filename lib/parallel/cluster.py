@@ -169,8 +169,7 @@ def learn_from(
     weights that played the newest transitions.
 
     Args:
-        players: send transitions.
-        buffer: stores them.
+        players, buffer: send transitions, and store them.
         epsilons: float, (players, games of each). avg_reward counts only games with at most
             ``epsilon_final``, the final epsilon of other rungs.
         engine: is told of frames and episodes as they arrive.

@@ -75,14 +75,9 @@ def play_games(
 ) -> Iterator[list[tuple[int, Episode]]]:
     """Play every game to its end, all at once.
 
-    A game has random actions of its own. So if ``q_function`` gives a state the same values in
-    every batch, a game is the same whatever is played beside it.
-
-    Args:
-        games: from ``make_games``.
-        q_function: wants its states on ``device``.
-        epsilon, temperature: see ``sample_actions``.
-        device: of ``q_function``.
+    ``q_function`` wants its states on ``device``. A game has random actions of its own. So if
+    ``q_function`` gives a state the same values in every batch, a game is the same whatever is
+    played beside it.
 
     Yields:
         While each step is played, the games that ended with the one before; each with its number,

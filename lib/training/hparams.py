@@ -32,12 +32,7 @@ TEXTS = ["init_from", "play_device", "resize", "precision", "address", "left_out
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """List a run, in place of what was listed before.
-
-    Args:
-        folder: of the run.
-        settings: by name: numbers, texts, switches or None, including those of the machine.
-    """
+    """List a run by its settings and its machine, in place of what was listed before."""
     settings = {name: value for name, value in settings.items() if value is not None}
     every = dict.fromkeys(TEXTS, "") | dict.fromkeys(NUMBERS, 0.0) | settings
     columns, *_ = hparams(every, {f"outcome/{name}": 0.0 for name in OUTCOME})

@@ -42,11 +42,6 @@ def launch(
     Exit codes: 0 solved or frame limit reached, 1 failure, 2 bad arguments, 130 Ctrl-C,
     143 SIGTERM, 129 SIGHUP (a closed terminal). A signal in the games after training leaves a
     solved run solved: 0. Every expected failure is one line on standard error.
-
-    Args:
-        train: trains until it is done.
-        options_class: the class of the rung's settings.
-        description: for ``--help``.
     """
     script, folder = Path(sys.argv[0]).stem, None
     open_streams()

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from lib.devices import PRECISIONS, choose_precision, memory, missing_device, shares_memory
+from lib.devices import choose_precision, memory, missing_device, shares_memory
 from lib.envs.atari_wrappers import RESIZERS, check_env_id
 from lib.envs.preprocessing import Preprocessing
 
@@ -236,7 +236,7 @@ class PrecisionOptions(CommonOptions):
         "auto",
         "precision of the gradients; auto: bfloat16 if the processor has units for it (or with "
         "--amp), else float32",
-        choices=PRECISIONS,
+        choices=["auto", "float32", "bfloat16"],
     )
 
     def resolved(self) -> Self:

@@ -109,16 +109,16 @@ def describe_device_error(error: Exception) -> str | None:
 
     A GPU reports an error late, at whatever call comes next.
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    if isinstance(error, MemoryError) or "can't allocate memory" in lines[0]:
-        return f"out of memory: {lines[0] or 'Python'}; a smaller --replay-size may fit"
-    if "shared memory" in lines[0]:
-        return f"{lines[0]}; it is in /dev/shm (Docker: --shm-size=1g)"
+    line = str(error).strip().split("\n")[0]
+    if isinstance(error, MemoryError) or "can't allocate memory" in line:
+        return f"out of memory: {line or 'Python'}; a smaller --replay-size may fit"
+    if "shared memory" in line:
+        return f"{line}; it is in /dev/shm (Docker: --shm-size=1g)"
     if isinstance(error, torch.OutOfMemoryError):
-        sentences = lines[0].split(". ")[:3]  # what was asked for, what is free; then advice
+        sentences = line.split(". ")[:3]  # what was asked for, what is free; then advice
         return ". ".join(sentences) + "; a smaller --batch-size or --replay-size may fit"
-    known = isinstance(error, torch.AcceleratorError) or lines[0].startswith(DEVICE_ERRORS)
-    return lines[0] if known else None
+    known = isinstance(error, torch.AcceleratorError) or line.startswith(DEVICE_ERRORS)
+    return line if known else None
 
 
 def describe_error(error: Exception) -> str:
