@@ -17,19 +17,12 @@ Version = TypeVar("Version")
 fallbacks: list[str] = []  # by this process, which is one run
 
 
-def fall_back(part: str, reason: str | Exception) -> None:
-    """Print, and keep for HPARAMS, which optimisation the run goes on without, and why."""
-    if isinstance(reason, Exception):
-        kind = "" if isinstance(reason, RuntimeError) else f"{type(reason).__name__}: "
-        reason = kind + first_line(reason)[:300]
-    fallbacks.append(f"{part}: {reason}")
-    print_line(f"left out: {part}: {reason}")
-
-
 def try_optimised(part: str, eager: Version, make: Callable[[], Version]) -> Version:
     """What ``make`` makes and tries, if it works here; else the eager version, and a line."""
     try:
         return make()
     except Exception as error:  # whatever it is: eager code works
-        fall_back(part, error)
+        kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+        fallbacks.append(f"{part}: {kind}{first_line(error)[:300]}")
+        print_line(f"left out: {fallbacks[-1]}")
         return eager

@@ -50,16 +50,10 @@ def ale_games(
             alone. (The wrappers of ``lib.envs.atari_wrappers`` take it in colour.)
         settings: more of ALE's; of ``noop_max`` (30) a game begins with FIRE and up to two less.
     """
-    return AtariVectorEnv(
-        gym.spec(env_id).kwargs["game"],
-        num_envs,
-        num_threads=threads or min(cores(), num_envs),
-        stack_num=1,
-        maxpool=max_pool,
-        reward_clipping=False,  # episodes are reported unclipped
-        autoreset_mode=AutoresetMode.SAME_STEP,
-        **settings,
-    )
+    settings |= {"num_threads": threads or min(cores(), num_envs), "maxpool": max_pool}
+    settings |= {"autoreset_mode": AutoresetMode.SAME_STEP, "stack_num": 1}
+    game = gym.spec(env_id).kwargs["game"]
+    return AtariVectorEnv(game, num_envs, reward_clipping=False, **settings)  # clipped in ``recv``
 
 
 def fast_games(
@@ -70,10 +64,8 @@ def fast_games(
     Both play the same games, pixel for pixel. So players of both kinds can play together.
     """
     if _is_emulated(env_id):
-        threads = threads or playing_threads(num_envs)
-        return pong_emulator.PongVectorEnv(
-            num_envs, threads=threads, stack=1, max_pool=max_pool, reward_clipping=False, **settings
-        )
+        settings |= {"threads": threads or playing_threads(num_envs), "max_pool": max_pool}
+        return pong_emulator.PongVectorEnv(num_envs, stack=1, reward_clipping=False, **settings)
     return ale_games(env_id, num_envs, threads, max_pool, **settings)
 
 

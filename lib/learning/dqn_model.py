@@ -15,7 +15,6 @@ class BlockConv2d(nn.Conv2d):
     """
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """As of ``Conv2d``."""
         if not torch.is_grad_enabled():
             return super().forward(pixels)
         height, width = pixels.shape[2:]

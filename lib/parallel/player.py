@@ -23,9 +23,8 @@ from typing import Any, Self
 import torch
 from torch import multiprocessing, nn
 
-from lib.devices import first_line
 from lib.envs.experience import Transitions
-from lib.gpu_checks import fall_back
+from lib.gpu_checks import try_optimised
 from lib.training.machine import prepare_torch
 from lib.training.options import PlayerOptions
 from lib.training.run import Failure, describe_error
@@ -89,16 +88,12 @@ class Player:
         self._lost: Failure | None = None
 
     def __enter__(self) -> Self:
-        args = self._args
-        if any(map(_is_on_gpu, args)):
-            if self._on_gpu:
-                try:
-                    self._start(args)
-                    return self
-                except (RuntimeError, Failure) as error:
-                    fall_back("the player on the GPU, it acts on the CPU", first_line(error))
-            args = tuple(map(self._for_cpu, args))
-        self._start(args)
+        if any(map(_is_on_gpu, self._args)):
+            part = "the player on the GPU, it acts on the CPU"
+            if self._on_gpu and try_optimised(part, False, self._start):
+                return self
+            self._args = tuple(map(self._for_cpu, self._args))
+        self._start()
         return self
 
     def _for_cpu(self, arg: Any) -> Any:
@@ -110,11 +105,11 @@ class Player:
         self._copies.append(CopyOnCpu(arg))
         return self._copies[-1].network
 
-    def _start(self, args: tuple[Any, ...]) -> None:
-        """Start the process, and wait until it has its arguments."""
+    def _start(self) -> bool:
+        """Start the process, and wait until it has its arguments; True."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        given = (theirs, self.bound, self._target, Packed(args))
+        given = (theirs, self.bound, self._target, Packed(self._args))
         self.process = context.Process(target=_run_player, args=given, name="player", daemon=True)
         try:
             with signals_blocked():
@@ -122,6 +117,7 @@ class Player:
             theirs.close()  # now the player alone holds this end, so its death ends the pipe
             if not self._received(max(self.timeout, START_SECONDS)):
                 raise Failure("the player did not start")
+            return True
         except BaseException:
             self._end(patience=0)
             raise

@@ -28,7 +28,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM or SIGHUP, whose number this holds, ends the program as Ctrl-C does."""
 
 
-class Failure(Exception):  # noqa: N818, it is how a run ends
+class Failure(RuntimeError):  # noqa: N818, it is how a run ends
     """Training cannot continue; the message says why in one line."""
 
 

@@ -67,7 +67,6 @@ class SharedCoresOptions(SpeedrunOptions):
         return replace(part, rows=Preprocessing.rows, actions=None) if self.any_game else part
 
     def torch_threads(self, free: int) -> int:
-        """As ``CommonOptions.torch_threads``."""
         return self.threads or max(1, super().torch_threads(free) // 2)
 
     def validation_error(self) -> str | None:
