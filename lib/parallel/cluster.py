@@ -118,26 +118,23 @@ class Players:
         self._weights = self._ray.put(VersionedWeights(state.iteration, state.frames, arrays))
 
     def __iter__(self) -> Iterator[list[Message]]:
-        try:
-            yield from self._messages()
-        except Failure as failure:  # the run ends as always, with its checkpoint
-            self._failed = failure
-
-    def _messages(self) -> Iterator[list[Message]]:
         for number in [*range(self._params.players)] * AHEAD:
             self._ask(number)
         timeout = self._params.player_timeout
         deadline = monotonic() + max(timeout, START_SECONDS)
-        while True:
-            ready, _ = self._ray.wait(list(self._calls), timeout=WAIT_SECONDS)
-            if ready:  # take everything that has arrived
+        try:
+            while True:
                 calls = list(self._calls)
-                ready, _ = self._ray.wait(calls, num_returns=len(calls), timeout=0)
-            if arrived := [new for new in map(self._take, ready) if new]:
-                deadline = monotonic() + timeout
-            elif monotonic() > deadline:
-                raise Failure(f"no player sent anything for {timeout:g} seconds")
-            yield arrived
+                ready, _ = self._ray.wait(calls, timeout=WAIT_SECONDS)
+                if ready:  # take everything that has arrived
+                    ready, _ = self._ray.wait(calls, num_returns=len(calls), timeout=0)
+                if arrived := [new for new in map(self._take, ready) if new]:
+                    deadline = monotonic() + timeout
+                elif monotonic() > deadline:
+                    raise Failure(f"no player sent anything for {timeout:g} seconds")
+                yield arrived
+        except Failure as failure:  # the run ends as always, with its checkpoint
+            self._failed = failure
 
     def _ask(self, number: int) -> None:
         self._calls[self._actors[number].play.remote(self._weights)] = number

@@ -36,9 +36,7 @@ class SpeedrunOptions(PrecisionOptions):
     temperature: float = playing_option(
         0.01, "actions are drawn from the softmax of their values by this; 0: greedy", low=0, high=1
     )
-    epsilon_floor: float = playing_option(
-        0.06, "a lower bound of epsilon, which falls, too", low=0, high=1
-    )
+    epsilon_floor: float = playing_option(0.06, "lower bound of epsilon; falls, too", low=0, high=1)
     vector_env = True  # states are those of ALE's vector environment, not those of wrappers
 
     @property
@@ -56,9 +54,7 @@ class SharedCoresOptions(SpeedrunOptions):
 
     any_game: bool = playing_option(False, "use all actions and the whole picture, not Pong's part")
     schedule_frames: int = option(
-        10_000_000,
-        "with --any-game: frames over which learning rate, epochs and epsilon fall",
-        low=1,
+        10_000_000, "with --any-game: frames over which learning rate, epochs, epsilon fall", low=1
     )
 
     @property
