@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 Weights = dict[str, torch.Tensor]  # by name, as a module's; or flat, by precision
 BETAS = 0.9, 0.999  # of Adam: decay of the first moment (exp_avg), and of the second
@@ -79,26 +79,23 @@ class MixedWeights:
     @property
     def changing(self) -> list[torch.Tensor]:
         """All tensors that an update changes."""
-        return tree_leaves([self._parts(), self._copied])
+        return tree_leaves([self.state_dict(), self._copied])
 
     def state_dict(self) -> dict[str, Weights]:
-        """For a checkpoint; a network of the same class can load its ``weights``."""
-        return tree_map(torch.detach, self._parts())
+        """For a checkpoint: views. A network of the same class can load its ``weights``."""
+        flat = {"weights": self.weights, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        decays = {"mean": self.mean_decay, "square": self.square_decay}
+        return {part: self.named(tensors) for part, tensors in flat.items()} | {"decays": decays}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Weights]) -> None:
         """Continue from where ``state_dict`` was taken."""
-        for part, tensors in self._parts().items():
+        for part, tensors in self.state_dict().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[part][name])
         for flat, copies in self._copied:
             for precision, weight in flat.items():
                 copies[precision].copy_(weight)
-
-    def _parts(self) -> dict[str, Weights]:
-        flat = {"weights": self.weights, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
-        decays = {"mean": self.mean_decay, "square": self.square_decay}
-        return {part: self.named(tensors) for part, tensors in flat.items()} | {"decays": decays}
 
     @torch.no_grad()
     def adam(self, gradients: Weights) -> None:
@@ -134,8 +131,8 @@ class AveragedWeights(MixedWeights):
         self.ema_compute = {precision: w.clone() for precision, w in self.compute.items()}
         self._copied.append((self.ema, self.ema_compute))
 
-    def _parts(self) -> dict[str, Weights]:
-        return super()._parts() | {"ema": self.named(self.ema)}
+    def state_dict(self) -> dict[str, Weights]:
+        return super().state_dict() | {"ema": self.named(self.ema)}
 
     @torch.no_grad()
     def adam(self, gradients: Weights) -> None:

@@ -42,9 +42,8 @@ def keep_freed_memory() -> None:
     returns them, and the kernel must clear thousands of pages for each update. At 96 samples this
     took 8 of 36 ms.
     """
-    if sys.platform != "linux":
-        return
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc has it, musl does not
+    # glibc has ``mallopt``, musl does not.
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc accepts
         mallopt(M_TRIM_THRESHOLD, 512 * 2**20)
 
