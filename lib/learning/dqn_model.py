@@ -61,8 +61,8 @@ class DQN(nn.Module):
         first_kernel: int = 8,
     ) -> None:
         super().__init__()
-        size = {"channels": channels, "hidden": hidden, "first_kernel": first_kernel}
         shapes = {"input_shape": tuple(input_shape), "n_actions": int(n_actions)}
+        size = {"channels": channels, "hidden": hidden, "first_kernel": first_kernel}
         self.arguments: dict[str, Any] = shapes | size
         first, second, third = channels
         self.conv = nn.Sequential(

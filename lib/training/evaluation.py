@@ -225,8 +225,7 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
     Raises:
         CheckpointError: if the weights do not fit it, or its game is none that is played here.
     """
-    settings = checkpoint[SETTINGS]
-    weights = checkpoint.get("net", {})
+    settings, weights = checkpoint[SETTINGS], checkpoint.get("net", {})
     try:
         spec = settings["network"]
         earlier = {"vector_env": settings["script"] >= "05"}  # was not told by all versions

@@ -186,10 +186,9 @@ def print_outcome(run: Run) -> None:
     fps, time_passed = outcome["fps"], timedelta(seconds=int(outcome["seconds"]))
     reward = f"avg_reward {outcome['avg_reward']:.2f}" if outcome["episodes"] else "no game ended"
     print_line(reward + f", {fps:,.1f} FPS" * math.isfinite(fps))  # none without training
-    stopped = "frame limit reached" if run.signal is None else "interrupted"
+    end = "solved" if run.solved else "interrupted" if run.signal else "frame limit reached"
     played = [plural(int(outcome[f"{noun}s"]), noun) for noun in ("episode", "frame", "update")]
-    end = f"{'solved' if run.solved else stopped} in {time_passed}"
-    text = "{}, after {}, {} and {}".format(end, *played)
+    text = "{} in {}, after {}, {} and {}".format(end, time_passed, *played)
     print_line(textwrap.fill(text, 80, subsequent_indent="  "))
 
 
