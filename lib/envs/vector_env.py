@@ -44,7 +44,6 @@ def ale_games(
 
     Args:
         env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
-        num_envs: number of games.
         threads: number of emulating threads; 0: one per core.
         max_pool: the maximum of the last two of the 4 skipped frames, in grey, not the last one
             alone. (The wrappers of ``lib.envs.atari_wrappers`` take it in colour.)

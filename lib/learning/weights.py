@@ -50,8 +50,8 @@ class MixedWeights:
         parts: dict[str, list[torch.Tensor]] = {}
         for name, weight in network.named_parameters():
             precision = "float32" if name.startswith(float32_layers) else "low"
-            self._shapes.setdefault(precision, {})[name] = weight.shape
             in_memory = weight.permute(0, 2, 3, 1) if weight.dim() == 4 else weight
+            self._shapes.setdefault(precision, {})[name] = in_memory.shape
             parts.setdefault(precision, []).append(in_memory.detach().flatten())
         self.weights: Weights = {precision: torch.cat(part) for precision, part in parts.items()}
         dtypes = {"low": dtype, "float32": torch.float32}
@@ -70,10 +70,8 @@ class MixedWeights:
         for precision, shapes in self._shapes.items():
             parts = flat[precision].split([shape.numel() for shape in shapes.values()])
             for (name, shape), part in zip(shapes.items(), parts, strict=True):
-                if len(shape) == 4:
-                    out, channels, height, width = shape
-                    part = part.view(out, height, width, channels).permute(0, 3, 1, 2)
-                named[name] = part.view(shape)
+                in_memory = part.view(shape)
+                named[name] = in_memory.permute(0, 3, 1, 2) if len(shape) == 4 else in_memory
         return named
 
     @property

@@ -192,8 +192,7 @@ def run_trial(agent: QFunction, engine: Engine, run: Run) -> Trial:
     torch.set_num_threads(1)  # for so few states the others would only take cores from the games
     # In two parts: one is played while the agent chooses the actions of the other.
     parts = np.array_split(seeds, min(2, len(seeds)))
-    make = partial(make_games, params.preprocessing, noop_max=TRIAL_NOOP_MAX)
-    halves = [make(part) for part in parts]
+    halves = [make_games(params.preprocessing, part, noop_max=TRIAL_NOOP_MAX) for part in parts]
     with torch.no_grad():
         agent = CapturedForward(agent, halves[0].shape, run.device)
     settings = agent, EPSILON, params.temperature, run.device

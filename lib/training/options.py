@@ -70,10 +70,7 @@ class CommonOptions:
     cuda: bool = run_option(False, "train on the GPU; short for --device cuda")
     device: str = run_option("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
     threads: int = resume_option(
-        0,
-        "threads of torch; 0: the cores free at the start (07: half), with a GPU 1",
-        low=0,
-        high=1_024,
+        0, "threads of torch; 0: the free cores (07: half of them), with a GPU 1", low=0, high=1_024
     )
     amp: bool = run_option(False, "compute updates in bfloat16 autocast")
     run_dir: str = resume_option("runs", "folder in which this run makes its own folder")
@@ -187,10 +184,7 @@ class PlayerOptions(ReplayOptions):
 
     play_device: str = playing_option("", "the player's device (cpu, cuda:1); it gets a copy there")
     sync_frames: int = playing_option(
-        0,
-        "frames between refreshes of the player's own copy of the network; 0: no copy, the "
-        "player acts with the live weights (with --play-device: 4)",
-        low=0,
+        0, "frames between copies of weights to the player; 0: none (with --play-device: 4)", low=0
     )
     player_timeout: float = timeout_option()
 
@@ -282,8 +276,5 @@ def too_large(flag: str, transitions: int, size: int) -> str | None:
 def unwritable(flag: str, folder: Path) -> str | None:
     """Why a run cannot write there, in one line; None if it can."""
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not existing.is_dir():
-        return f"{flag}: {existing} is not a folder"
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return f"{flag}: {existing} is not writable"
-    return None
+    usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    return None if usable else f"{flag}: {existing} is not a folder that can be written to"
