@@ -76,10 +76,8 @@ def train(params: Options, run: Run) -> None:
     epsilon = LinearSchedule(
         params.epsilon_start, params.epsilon_final, params.epsilon_frames * params.steps
     )
-    arguments, bound = (params, net, epsilon, run.frames_before), 2 * params.steps
-    player = Player(
-        player_process, arguments, bound, timeout=params.player_timeout, device=params.player_device
-    )
+    arguments = (params, net, epsilon, run.frames_before)
+    player = Player(player_process, arguments, 2 * params.steps, params)
     buffer = ReplayBuffer(params.replay_size, observation_shape, run.device, params.seed)
 
     def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:

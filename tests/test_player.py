@@ -13,6 +13,7 @@ from ignite.engine import Engine, Events
 from lib.envs.experience import Transitions
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import ExperienceQueue, Player
+from lib.training.options import PlayerOptions
 from lib.training.run import Failure
 
 
@@ -59,7 +60,10 @@ def hang(queue: ExperienceQueue) -> None:
 
 def test_a_player_that_sends_nothing_is_given_up():
     message = "sent nothing for 1 seconds"
-    with pytest.raises(Failure, match=message), Player(hang, (), 8, timeout=1) as player:
+    with (
+        pytest.raises(Failure, match=message),
+        Player(hang, (), 8, PlayerOptions(player_timeout=1)) as player,
+    ):
         assert len([step for steps in player for step in steps]) == 1
 
 

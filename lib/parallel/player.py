@@ -69,8 +69,7 @@ class Player:
             player with the queue and ``args``. Its exceptions become the trainer's ``Failure``.
         args: passed to ``target``.
         bound: how many steps the player may be ahead.
-        timeout: seconds without a step after which the player counts as lost.
-        device: where the player acts.
+        options: of the run: where the player acts, and after how many seconds it counts as lost.
     """
 
     def __init__(
@@ -78,12 +77,11 @@ class Player:
         target: Callable[..., None],
         args: tuple[Any, ...],
         bound: int,
-        timeout: float = 60.0,
-        device: torch.device | str = "cpu",
+        options: PlayerOptions = PlayerOptions(),  # noqa: B008, it is frozen
     ) -> None:
-        self.bound, self.timeout = bound, timeout
+        self.bound, self.timeout = bound, options.player_timeout
         self._target, self._args = target, args
-        self._on_gpu = torch.device(device).type != "cpu"
+        self._on_gpu = torch.device(options.player_device).type != "cpu"
         self._copies: list[CopyOnCpu] = []
         self._lost: Failure | None = None
 
