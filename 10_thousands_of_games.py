@@ -33,9 +33,9 @@ from lib.training.speedrun_options import ThousandsOptions as Options
 
 
 def train(params: Options, run: Run) -> None:
-    games = emulated_games(params.envs, run.device, params.preprocessing, params.games_per_warp)
-    envs = TensorVectorEnv(games, params.preprocessing, run.games_seed, params.rollout, run.device)
-
+    envs = TensorVectorEnv(
+        params.envs, params.preprocessing, run.games_seed, params.rollout, run.device
+    )
     network = DuelingDQN(envs.shape[1:], envs.n_actions, params.temperature).to(run.device)
     net = AveragedWeights(
         network, params.dtype, params.learning_rate, params.adam_epsilon, float32_layers=("fc.3",)
@@ -73,12 +73,14 @@ def train(params: Options, run: Run) -> None:
         net.adam(gradients)
         return loss
 
-    # In another process, while the network compiles.
-    with show_elapsed("preparing the emulator, and the network"), pong_emulator.preparing():
+    # In other processes, while the network compiles.
+    preparing = pong_emulator.preparing(run.device)
+    with show_elapsed("preparing the emulator, and the network"), preparing:
         choose = CapturedForward(act, envs.shape, run.device, compiled=True, alone=False)
         learn = CompiledUpdate(update, run.device, net, rollout.position)
         learn.compile()
-    envs.reset()
+    games = emulated_games(params.envs, run.device, params.preprocessing, params.games_per_warp)
+    envs.reset(games)
     changing = [*envs.changing, *rollout.changing]
     step = graph_or_eager("a step", step, run.device, changing, envs.captures)
     finish = graph_or_eager(

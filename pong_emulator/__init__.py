@@ -136,12 +136,19 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
     return ThreadedPongVectorEnv(num_envs, settings, seed, threads)
 
 
-def prepare() -> None:
+def prepare(device: str = "cpu") -> None:
     """Compile the emulator now, or load what was compiled, so that no games wait for it.
+
+    Args:
+        device: cpu, or that of a GPU, for its kernels alone: its games need the CPU's part, too.
 
     Raises:
         EmulatorError: something is missing, see ``missing``.
     """
+    if device.startswith("cuda"):
+        if problem := missing(device):
+            raise EmulatorError(problem)
+        return import_module(f"{__name__}.cuda").prepare(device)
     games = PongVectorEnv(1, threads=1)
     games.reset()
     games.step(games.action_space.sample())
@@ -150,37 +157,45 @@ def prepare() -> None:
 
 
 @contextmanager
-def preparing() -> Iterator[None]:
-    """``prepare`` in another process, while the ``with`` lasts; it ends when both are done.
+def preparing(device: Any = "cpu") -> Iterator[None]:
+    """``prepare`` in other processes, while the ``with`` lasts; it ends when all are done.
 
-    If everything was compiled before, nothing is done. If the other process fails, the first games
-    compile, and raise what is wrong. No signal to this process or its group reaches it.
+    One is for the CPU, and one for a GPU, if that is the device, and can play. If everything was
+    compiled before, nothing is done. If a process fails, the first games compile, and raise what is
+    wrong. No signal to this process or its group reaches them.
 
     Raises:
-        EmulatorError: something is missing, see ``missing``.
+        EmulatorError: something is missing on the CPU, see ``missing``.
     """
     if problem := missing():
         raise EmulatorError(problem)
     from .compiling import folder
 
-    if any(folder().rglob("*.draw_game-*.nbi")):
-        yield
-        return
-    # Into this process's folder: where nothing can be kept, it would have one of its own.
+    last = {"cpu": "draw_game"}  # what each compiles last
+    if str(device).startswith("cuda") and not missing(str(device)):
+        last[str(device)] = "see"
+    # Into this process's folder: where nothing can be kept, they would have their own.
     program = (
         f"import pathlib, {__name__} as p, {__name__}.compiling as c; "
-        f"c.folder = lambda: pathlib.Path({str(folder())!r}); p.prepare()"
+        f"c.folder = lambda: pathlib.Path({str(folder())!r}); p.prepare"
     )
-    command = [sys.executable, "-c", program]
     place, nothing = Path(__file__).parent.parent, subprocess.DEVNULL
-    with subprocess.Popen(
-        command, cwd=place, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
-    ) as process:
-        try:
-            yield
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"{program}({name!r})"],
+            cwd=place, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True,
+        )
+        for name, function in last.items()
+        if not any(folder().rglob(f"*.{function}-*.nbi"))
+    ]  # fmt: skip
+    try:
+        yield
+        for process in processes:
             process.wait()
-        finally:
+    finally:
+        for process in processes:
             process.kill()
+            process.wait()
 
 
 _id = f"{__name__.rpartition('.')[2]}/Pong-v0"  # gymnasium's names have no dots

@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -30,7 +30,8 @@ KEPT = 24 * 3600  # seconds that what was compiled of another version is kept
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function when a compiled one calls it; every number it is given is an int64.
 
-    By itself Numba compiles it anew for every constant, and for int32 and int64: `write` 24 times.
+    On a GPU, whose registers have 32 bits, it is an int32: see ``cuda.py``. By itself Numba
+    compiles it anew for every constant, and for int32 and int64: `write` 24 times.
     """
     if numba.config.DISABLE_JIT:  # Numba's own switch, to look at functions in Python
         return function
@@ -38,15 +39,17 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     compile_for = dispatcher.compile
 
     def compile_once(arguments: Any) -> Any:
-        return compile_for(tuple(_widened(kind) for kind in arguments))
+        return compile_for(given(arguments, types.int64))
 
     dispatcher.compile = compile_once
     return dispatcher
 
 
-def _widened(kind: types.Type) -> types.Type:
-    kind = types.unliteral(kind)
-    return types.int64 if isinstance(kind, types.Integer | types.Boolean) else kind
+def given(arguments: Iterable[types.Type], number: types.Type) -> tuple[types.Type, ...]:
+    """The types that a function is compiled for: all its whole numbers are of this one."""
+    kinds = map(types.unliteral, arguments)
+    whole = types.Integer | types.Boolean
+    return tuple(number if isinstance(kind, whole) else kind for kind in kinds)
 
 
 def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:

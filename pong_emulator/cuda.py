@@ -2,8 +2,8 @@
 
 A step is two kernels. ``play`` gives every game a thread, which emulates and writes down what
 changes on the screen. ``see`` gives every game a block of threads, which share out the columns of
-its pictures, and then the pixels of the observation. The state lies in memory field by field, so
-threads of neighbouring games read neighbouring numbers.
+its pictures, and then the pixels of the observation. The numbers of a game lie side by side in
+memory, as on a CPU: then one register is enough to find them all.
 
 A reset takes up to 29 emulated frames, and all games would wait for the few that have one. But
 nothing in the emulator is random, so the state after each number of emulated frames is known
@@ -18,12 +18,21 @@ import numba
 import numpy as np
 import torch
 from gymnasium.error import NoAsyncCallError
-from numba import cuda
+from numba import boolean, cuda, int32, int64, uint8
+from numba.cuda.dispatcher import CUDADispatcher
 
-from .compiling import compiled, kept
+from .compiling import compiled, given, kept
 from .errors import EmulatorError
 from .games import log_of, most_changes, reset_games, scratch, step
-from .preprocessing import ALL_ROWS, COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS, lines_of
+from .preprocessing import (
+    ALL_ROWS,
+    COLUMN_UNITS,
+    LINE_UNITS,
+    SIZE,
+    WEIGHTS,
+    half_way,
+    lines_of,
+)
 from .state import BANK, EMULATED_FRAMES, FIELDS, LOG_SIZE, NOOPS_DRAWN
 from .television import GREYS, LOOK, draw
 from .tia import LINES, WIDTH
@@ -32,13 +41,24 @@ from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_at_least
 if not hasattr(np, "row_stack"):  # NumPy 2.5 has it no more, and numba-cuda 0.30 names it
     np.row_stack = np.vstack
 WARP = 32  # threads that take every step together
-WARPS = 8  # that a processor of the GPU plays at once: each has all 255 registers for ``play``
+WARPS = 16  # that a processor of the GPU plays at once: ``play`` takes 108 registers
 VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
 ROWS = 80  # different rows that a picture may have; Pong's have 40
 WATCH = DRAWS // 4  # steps from one look at the counts of the device to the next, by ``send``
 numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a few games are a few blocks, and that is all right
 # Numba's simulator plays in Python, with memory of the CPU: to test kernels where there is no GPU.
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)
+
+if not SIMULATED:
+    compile_device = CUDADispatcher.compile_device
+
+    def compile_once(self: Any, arguments: Any, return_type: Any = None) -> Any:
+        """Compile a function for int32: 64 bits are two registers, and two instructions."""
+        if self.py_func.__module__.startswith(str(__package__)):  # and nobody else's
+            arguments = given(arguments, int32)
+        return compile_device(self, arguments, return_type)
+
+    CUDADispatcher.compile_device = compile_once
 
 
 @cache
@@ -53,19 +73,19 @@ def kernel(function: Any) -> Any:
 
 
 @kernel
-def begin(s, beginnings, noops):
+def begin(games, beginnings, noops):
     """Begin new games, a thread each."""
-    g = cuda.grid(1)
+    s, g = games.T, cuda.grid(1)
     if g < s.shape[1]:
         begin_game(s, g, beginnings, noops)
 
 
 @kernel
-def play(s, beginnings, noops, actions, skip, max_pool, limit, rewards, over, cut, most):
+def play(games, beginnings, noops, actions, skip, max_pool, limit, rewards, over, cut, most):
     """An agent's step, a thread for each game; what ends begins anew.
 
     Args:
-        s: int32 (FIELDS, games), the state.
+        games: int32 (games, FIELDS), the state.
         beginnings: int32 (numbers, FIELDS), the state of a new game after so many emulated frames.
         noops: int32 (draws, games), emulated frames until the agent plays, by reset; after the
             last row comes the first one again.
@@ -75,7 +95,7 @@ def play(s, beginnings, noops, actions, skip, max_pool, limit, rewards, over, cu
         over, cut: bool (games,), get which games ended, or were cut short.
         most: int32 (2,); the first number becomes that of a picture's changes, if too many.
     """
-    g = cuda.grid(1)
+    s, g = games.T, cuda.grid(1)
     if g < s.shape[1]:
         rewards[g], over[g], cut[g], _ = step(s, g, actions[g], skip, max_pool, limit)
         changes = most_changes(s, g)
@@ -98,11 +118,11 @@ def begin_game(s, g, beginnings, noops):
 
 
 @kernel
-def see(s, max_pool, first, last, over, cut, observations, most):
+def see(games, max_pool, first, last, over, cut, observations, most):
     """Draw what is seen, a block for each game.
 
     Args:
-        s, max_pool: as for ``play``.
+        games, max_pool: as for ``play``.
         first, last: the rows of an observation that are drawn, from one to before the other.
         over, cut: bool (games,), where one is set a new game begins.
         observations: uint8 (games, stack, 84, 84), the last ones, and then the new ones.
@@ -111,7 +131,7 @@ def see(s, max_pool, first, last, over, cut, observations, most):
     rows = cuda.shared.array((2, ROWS, WIDTH), numba.uint8)
     row_of = cuda.shared.array((2, LINES), numba.int32)
     look = cuda.local.array(LOOK, numba.int32)
-    g, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    s, g, thread = games.T, cuda.blockIdx.x, cuda.threadIdx.x
     half = cuda.blockDim.x // 2
     picture, part = thread // half, thread % half
     width = (WIDTH + half - 1) // half
@@ -143,14 +163,9 @@ def small_pixel(rows, row_of, y, x):
             column = min(i, WIDTH - 1)  # the one beyond has no weight
             pixel = max(rows[0, row_0, column], rows[1, row_1, column])
             total += height * overlap(x, COLUMN_UNITS, i, 21) * np.int32(pixel)
-    return rounded(total)
-
-
-@compiled
-def rounded(total):
-    """``preprocessing.QUOTIENTS``, computed faster than looked up; halves go to the even grey."""
-    quotient, twice = total // WEIGHTS, 2 * (total % WEIGHTS)
-    return quotient + (1 if twice > WEIGHTS or (twice == WEIGHTS and quotient & 1) else 0)
+    if total % WEIGHTS == WEIGHTS // 2:
+        return half_way(rows[0], row_of[0], rows[1], row_of[1], y, x)
+    return (total + WEIGHTS // 2) // WEIGHTS  # faster than ``preprocessing.QUOTIENTS``
 
 
 @compiled
@@ -158,6 +173,22 @@ def overlap(small, units, large, width):
     """What a small pixel of so many units shares with a line, or column, so many units wide."""
     begin, end = max(small * units, large * width), min((small + 1) * units, (large + 1) * width)
     return max(end - begin, 0)
+
+
+TABLE, COUNTS, FLAGS = int32[:, ::1], int32[::1], boolean[::1]
+SETTINGS = int64, boolean, int64
+KERNELS = {  # and what they are launched with
+    begin: (TABLE, TABLE, TABLE),
+    play: (TABLE, TABLE, TABLE, int64[::1], *SETTINGS, COUNTS, FLAGS, FLAGS, COUNTS),
+    see: (TABLE, boolean, int64, int64, FLAGS, FLAGS, uint8[:, :, :, ::1], COUNTS),
+}
+
+
+def prepare(device: str) -> None:
+    """Compile the kernels for this GPU, or load what was compiled; ``see`` is the last."""
+    with cuda.gpus[torch.device(device).index or 0]:
+        for function, arguments in KERNELS.items():
+            function.compile(arguments)
 
 
 class CudaPongVectorEnv(BasePongVectorEnv):
@@ -191,7 +222,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
             processors = torch.cuda.get_device_properties(self.device).multi_processor_count
             games_per_warp = -(-self.num_envs // (WARPS * processors))
         self._players = min(games_per_warp or WARP, WARP)
-        self._state = self._there(np.zeros((FIELDS, self.num_envs), np.int32))
+        self._games = self._there(np.zeros((self.num_envs, FIELDS), np.int32))
+        self._state = self._games.T
         self._beginnings = self._there(beginnings(max(settings.noop_max, 2), self._beginning))
         self._most = self._there(np.zeros(2, np.int32))
         self._noops_there = self._there(np.empty((DRAWS, self.num_envs), np.int32))
@@ -216,7 +248,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         if seed is not None:
             self._seed(seed)
         self._playing = []
-        tables = self._state, self._beginnings, self._noops_there
+        tables = self._games, self._beginnings, self._noops_there
         self._launch(begin, self._blocks, self._players, *map(_argument, tables))
         if self._observations is None:
             self._observations = torch.empty(self._shape, dtype=torch.uint8, device=self.device)
@@ -279,8 +311,9 @@ class CudaPongVectorEnv(BasePongVectorEnv):
             observations: uint8, of ``reset``; then the last ones of this function.
             rewards, over, cut: as for ``play``; rewards are not clipped.
         """
-        given = self._state, self._beginnings, self._noops_there, actions, *self._stepping
-        playing = [*map(_argument, (*given, rewards, over, cut, self._most))]
+        tables = self._games, self._beginnings, self._noops_there
+        given = *tables, actions, *self._stepping, rewards, over, cut, self._most
+        playing = [*map(_argument, given)]
         seeing = self._seeing(over, cut, observations)
 
         def step() -> None:
@@ -290,13 +323,13 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         return step
 
     def _seeing(self, *tensors: torch.Tensor) -> list[Any]:
-        given = self._state, self._stepping[1], *self._seen, *tensors, self._most
+        given = self._games, self._stepping[1], *self._seen, *tensors, self._most
         return [*map(_argument, given)]
 
     @property
     def changing(self) -> torch.Tensor:
         """What a step changes besides the tensors it is given, int32; it stays in its place."""
-        return self._state
+        return self._games
 
     def counts(self) -> torch.Tensor:
         """What ``check`` wants to know: int32 (2 + num_envs,), new, on the device."""

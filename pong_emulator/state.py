@@ -1,9 +1,8 @@
 """The state of a game: one column of numbers, read from top to bottom.
 
-All games together are an array int32 (FIELDS, games). On a CPU the numbers of a game lie side by
-side in memory, on a GPU those of a field: both are ``s[FIELD, g]`` to whoever uses them. Clocks are
-colour clocks of the television, three to a cycle of the processor; both count from the line in
-which the last picture was complete.
+All games together are an array ``s``, int32 (FIELDS, games); the numbers of a game lie side by side
+in memory. Clocks are colour clocks of the television, three to a cycle of the processor; both count
+from the line in which the last picture was complete.
 """
 
 from itertools import count

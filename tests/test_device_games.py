@@ -19,8 +19,8 @@ SETTINGS = {"stack": 1, "threads": 1, "reward_clipping": False, "max_num_frames_
 def test_states_rewards_ends_and_games_are_those_of_the_cpu():
     preprocessing = Preprocessing("Pong", stack=3, rows=PONG_ROWS, actions=PONG_ACTIONS, half=True)
     here = StackedVectorEnv(PongVectorEnv(GAMES, **SETTINGS), preprocessing, seed=5)
-    there = TensorVectorEnv(PongVectorEnv(GAMES, **SETTINGS), preprocessing, 5, EVERY)
-    there.reset()
+    there = TensorVectorEnv(GAMES, preprocessing, 5, EVERY)
+    there.reset(PongVectorEnv(GAMES, **SETTINGS))
     assert there.n_actions == here.n_actions == 3
     assert there.shape == here.shape
     random, games, reported = np.random.default_rng(0), [], []

@@ -14,7 +14,6 @@ import torch
 from conftest import run_python
 
 from pong_emulator import PongVectorEnv
-from pong_emulator.preprocessing import WEIGHTS
 
 SM_90 = (9, 0)  # an H100's or H200's compute capability
 pytestmark = pytest.mark.skipif(
@@ -102,11 +101,19 @@ def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
     assert here[3].any() == ("max_num_frames_per_episode" in settings)
 
 
-def test_means_of_pixels_are_rounded_and_halves_to_even():
-    from pong_emulator.cuda import rounded
+def test_means_of_pixels_are_those_of_the_cpu():
+    from pong_emulator.cuda import small_pixel
+    from pong_emulator.preprocessing import ALL_ROWS, shrink
 
-    totals = np.arange(255 * WEIGHTS + 1)
-    assert [rounded.py_func(total) for total in totals] == np.rint(totals / WEIGHTS).tolist()
+    rows = np.random.default_rng(0).integers(256, size=(2, 210, 160), dtype=np.uint8)
+    lines, small = np.arange(210, dtype=np.int32), np.empty((84, 84), np.uint8)
+    shrink(rows[0], lines, rows[1], lines, ALL_ROWS, np.zeros(162, np.int32), small)
+    both = np.stack([lines, lines])
+    there = [[small_pixel(rows, both, y, x) for x in range(84)] for y in range(84)]
+    assert np.array_equal(small, there)
+    # Some of 60 that are half way go to the odd grey, as OpenCV's sums of fractions do.
+    exact = rows.max(axis=0).repeat(21, axis=1).repeat(2, axis=0).reshape(84, 5, 84, 40)
+    assert (small != np.rint(exact.mean(axis=(1, 3)))).any()
 
 
 def test_numba_cuda_compiles_with_a_numpy_without_row_stack():
@@ -120,20 +127,13 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
     """To PTX, and from that to machine code: ptxas has limits that NVVM does not know."""
     import numba.cuda.dispatcher
     from cuda.bindings import nvjitlink
-    from numba import boolean, cuda, int32, int64, uint8, void
+    from numba import cuda, void
 
-    from pong_emulator.cuda import begin, play, see
+    from pong_emulator.cuda import KERNELS
 
     device = SimpleNamespace(compute_capability=SM_90)
     monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: device)
-    counts, tables, flags, pictures = int32[::1], int32[:, ::1], boolean[::1], uint8[:, :, :, ::1]
-    settings = (int64, boolean, int64)
-    ends = (counts, flags, flags, counts)
-    for kernel, arguments in {
-        begin: (tables, tables, tables),
-        play: (tables, tables, tables, int64[::1], *settings, *ends),
-        see: (tables, boolean, int64, int64, flags, flags, pictures, counts),
-    }.items():
+    for kernel, arguments in KERNELS.items():
         ptx, _ = cuda.compile_ptx(kernel.py_func, void(*arguments), cc=SM_90)
         assert ".target sm_90" in ptx
         linker = nvjitlink.create(1, ["-arch=sm_90"])
@@ -145,6 +145,8 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
 
 @needs_gpu
 def test_1024_games_on_a_gpu_are_those_of_the_cpu():
+    from pong_emulator.cuda import KERNELS  # launched as they are compiled before
+
     n, steps = 1_024, 2_000
     settings = {"seed": 7, "stack": 1, "max_num_frames_per_episode": 6_000}
     random = np.random.default_rng(0)
@@ -161,6 +163,7 @@ def test_1024_games_on_a_gpu_are_those_of_the_cpu():
             assert np.array_equal(a, b.cpu().numpy())
         ends += int(results[1].sum() + results[2].sum())
     assert ends >= n
+    assert {tuple(kernel.overloads) for kernel in KERNELS} == {(a,) for a in KERNELS.values()}
 
 
 @needs_gpu

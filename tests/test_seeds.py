@@ -65,7 +65,7 @@ def test_runs_share_no_games_and_no_random_numbers(monkeypatch) -> None:
     assert len(set(streams)) == len(streams) == 100 * 7 * 2
     assert SEED + 1_000 < min(seeds) <= max(seeds) < 2**31  # none is for the games after training
     # Other rungs' games are those of their run, too.
-    TensorVectorEnv(there := Games(torch.zeros), PONG, seed, rollout=1).reset()
+    TensorVectorEnv(GAMES, PONG, seed, rollout=1).reset(there := Games(torch.zeros))
     source = ExperienceSource([gym.make(PONG.env) for _ in range(GAMES)], agent, seed, steps=0)
     next(iter(source))
     assert there.seeds == [game["seed"] for game in source.state_dict()["games"]]

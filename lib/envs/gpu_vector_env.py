@@ -69,32 +69,30 @@ class TensorVectorEnv:
     Ends of games and points are kept there, too, and fetched once per rollout.
 
     Args:
-        envs: the games of ``pong_emulator``, one frame to an observation. Those of a CPU may be
-            played for any device.
+        num_envs: how many games.
         preprocessing: how many frames make a state, what it shows of them, and its actions.
         seed: of the run, see ``lib.seeds``.
         rollout: steps from one ``report`` to the next.
         device: of the tensors.
 
     Attributes:
-        states: uint8, (n, stack, height, width), from ``reset`` on.
-        captures: whether a CUDA graph can have a step.
+        states: uint8, (n, stack, height, width).
+        captures: whether a CUDA graph can have a step, from ``reset`` on.
     """
 
     def __init__(
         self,
-        envs: Any,
+        num_envs: int,
         preprocessing: Preprocessing,
         seed: int,
         rollout: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._envs, self._preprocessing = envs, preprocessing
-        device, n = torch.device(device), envs.num_envs
+        self._preprocessing = preprocessing
+        device, n = torch.device(device), num_envs
         self._seeds = game_seeds(seed, n)
-        shape = n, *envs.single_observation_space.shape
-        frames = torch.zeros(shape, dtype=torch.uint8, device=device)
-        played = preprocessing.actions or range(int(envs.single_action_space.n))
+        frames = torch.zeros((n, 1, 84, 84), dtype=torch.uint8, device=device)
+        played = preprocessing.actions or range(6)
         self.n_actions = len(played)
         self._actions = torch.tensor(played).to(device)
         self._chosen = torch.zeros(n, dtype=torch.int64, device=device)
@@ -103,10 +101,6 @@ class TensorVectorEnv:
         rewards = torch.zeros(n, dtype=torch.int32, device=device)
         terminated, truncated = (torch.zeros(n, dtype=torch.bool, device=device) for _ in range(2))
         self._outcome = frames, rewards, terminated, truncated
-        self.captures = is_asynchronous(device) and hasattr(envs, "stepper")
-        self._play = self._play_on_cpu
-        if hasattr(envs, "stepper"):
-            self._play = envs.stepper(self._chosen, *self._outcome)
         self._game = torch.zeros((2, n), dtype=torch.int32, device=device)  # points and steps
         # Of a rollout: points and steps of games that ended; how many points were won, and lost.
         self._ends = torch.zeros((rollout, 2, n), dtype=torch.int32, device=device)
@@ -120,8 +114,17 @@ class TensorVectorEnv:
         kept = [self.states, *self._outcome, self._game, self._ends, self._points, self._place]
         return [*kept, self._envs.changing] if self.captures else kept
 
-    def reset(self) -> None:
-        """Begin all games."""
+    def reset(self, envs: Any) -> None:
+        """Begin all of these games.
+
+        Args:
+            envs: the games of ``pong_emulator``, one frame to an observation. Those of a CPU may be
+                played for any device.
+        """
+        self._envs, self._play = envs, self._play_on_cpu
+        self.captures = is_asynchronous(self.states.device) and hasattr(envs, "stepper")
+        if hasattr(envs, "stepper"):
+            self._play = envs.stepper(self._chosen, *self._outcome)
         frames = self._outcome[0]
         frames.copy_(torch.as_tensor(self._envs.reset(seed=self._seeds)[0]))
         self.states.copy_(self._preprocessing.transform(frames).expand_as(self.states))
