@@ -56,21 +56,23 @@ def test_what_was_prepared_is_not_prepared_again() -> None:
     assert list(compiling.folder().rglob("games.*.nbi"))  # the fixture did it in another process
 
 
-def test_preparing_ends_with_an_interrupted_program_alone(tmp_path: Path) -> None:
+def test_preparing_for_a_gpu_ends_with_an_interrupted_program_alone(tmp_path: Path) -> None:
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "pong_emulator", tmp_path / "pong_emulator", ignore=ignore)
     program = """
 import os
 import pong_emulator, psutil
-with pong_emulator.preparing():
-    (child,) = psutil.Process().children()
-    print(child.pid, os.getsid(child.pid))
+pong_emulator.missing = lambda *_: None  # here is a GPU, too
+with pong_emulator.preparing("cuda:0"):
+    for child in psutil.Process().children():
+        print(child.pid, os.getsid(child.pid), child.cmdline()[-1].rpartition(".")[2])
     raise KeyboardInterrupt
 """
     done = run_python("-c", program, cwd=tmp_path)
-    pid, session = done.stdout.split()
-    assert pid == session  # of its own: signals to the terminal or the group do not reach it
-    assert not psutil.pid_exists(int(pid))
+    pids, sessions, tasks = zip(*map(str.split, done.stdout.splitlines()), strict=True)
+    assert tasks == ("prepare('cpu')", "prepare('cuda:0')")
+    assert pids == sessions  # of their own: signals to the terminal or the group do not reach them
+    assert not any(psutil.pid_exists(int(pid)) for pid in pids)
     assert done.stderr.count("Traceback") == 1
 
 
