@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 
     from .vector_env import BasePongVectorEnv
 
-NEEDED_ON_A_GPU = {
-    "torch": "see pytorch.org/get-started",
-    "numba_cuda": 'pip install "numba-cuda[cu13]" "cuda-toolkit==13.0.*"',
-}
-
 __all__ = ["EmulatorError", "PongVectorEnv", "missing", "prepare", "preparing"]
 
 
@@ -46,24 +41,20 @@ def missing(device: str = "cpu") -> str | None:
             f"Numba, which compiles the emulator, is missing ({error}): pip install numba==0.68.1"
         )
     if device.startswith("cuda"):
-        for name, how in NEEDED_ON_A_GPU.items():
-            if name == "numba_cuda" and not _has_gpu(device):
-                return f"torch finds no GPU {device} on this machine"
-            if find_spec(name) is None:
-                return f"on a GPU the emulator needs {name}: {how}"
+        needed = "on a GPU the emulator needs"
+        if find_spec("torch") is None:
+            return f"{needed} torch: see pytorch.org/get-started"
+        torch, simulated = import_module("torch"), import_module("numba").config.ENABLE_CUDASIM
+        if not simulated and (torch.device(device).index or 0) >= torch.cuda.device_count():
+            return f"torch finds no GPU {device} on this machine"
+        if find_spec("numba_cuda") is None:
+            how = 'pip install "numba-cuda[cu13]" "cuda-toolkit==13.0.*"'
+            return f"{needed} numba_cuda: {how}"
     try:
         read_rom()
     except EmulatorError as error:
         return str(error)
     return None
-
-
-def _has_gpu(device: str) -> bool:
-    """Whether torch finds this GPU; Numba's simulator needs none."""
-    if import_module("numba").config.ENABLE_CUDASIM:
-        return True
-    torch = import_module("torch")
-    return (torch.device(device).index or 0) < torch.cuda.device_count()
 
 
 def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lock was

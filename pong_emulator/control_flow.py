@@ -180,17 +180,12 @@ def _routine(program: Program, entry: int, others: set[int], *entries: int) -> R
     return Routine(entry, blocks)
 
 
-def structured(routine: Routine) -> list:
-    """The statements of a routine.
+class Structure:
+    """Dominators and loops of a routine, and the statements that follow from them.
 
     Raises:
         EmulatorError: a loop is entered at two places, which if and while cannot say.
     """
-    return _Structure(routine).statements(routine.entry)
-
-
-class _Structure:
-    """Dominators and loops of a routine, and the statements that follow from them."""
 
     def __init__(self, routine: Routine) -> None:
         self.blocks = routine.blocks
@@ -200,35 +195,22 @@ class _Structure:
         for start in order:
             for target in self.blocks[start].targets:
                 self.before[target].append(start)
-        self.dominator = self._dominators(order)
+        self.dominators = self._dominators(order)
         self.loops = self._loops(order)
         self.children: dict[int, list[int]] = {start: [] for start in order}
         for start in order[1:]:
             self.children[self._place(start)].append(start)
 
-    def _dominators(self, order: list[int]) -> dict[int, int]:
-        """The immediate dominator of every block (Cooper, Harvey, Kennedy, 2001)."""
-        dominator = {order[0]: order[0]}
-        changed = True
-        while changed:
-            changed = False
+    def _dominators(self, order: list[int]) -> dict[int, set[int]]:
+        """The blocks through which every way to a block leads, itself among them."""
+        dominators = {start: set(order) for start in order} | {order[0]: {order[0]}}
+        before: dict[int, set[int]] = {}
+        while before != dominators:
+            before = dominators.copy()
             for start in order[1:]:
-                known = [b for b in self.before[start] if b in dominator]
-                meet = known[0]
-                for other in known[1:]:
-                    while meet != other:
-                        if self.rank[meet] > self.rank[other]:
-                            meet = dominator[meet]
-                        else:
-                            other = dominator[other]
-                changed |= dominator.get(start) != meet
-                dominator[start] = meet
-        return dominator
-
-    def _dominates(self, above: int, below: int) -> bool:
-        while self.rank[below] > self.rank[above]:
-            below = self.dominator[below]
-        return below == above
+                ways = (dominators[block] for block in self.before[start])
+                dominators[start] = set.intersection(*ways) | {start}
+        return dominators
 
     def _loops(self, order: list[int]) -> dict[int, set[int]]:
         """The blocks of every loop, by its header; the outer ones first."""
@@ -237,7 +219,7 @@ class _Structure:
             for target in self.blocks[start].targets:
                 if self.rank[target] > self.rank[start]:
                     continue
-                if not self._dominates(target, start):
+                if target not in self.dominators[start]:
                     raise EmulatorError(f"the loop at {target:04X} is entered at two places")
                 body = loops.setdefault(target, {target})
                 waiting = [start]
@@ -250,7 +232,7 @@ class _Structure:
 
     def _place(self, start: int) -> int:
         """The block whose statements this one's belong to: its dominator, or the loop it ends."""
-        above = self.dominator[start]
+        above = max(self.dominators[start] - {start}, key=self.rank.__getitem__)
         for header, body in self.loops.items():
             if above in body and start not in body:
                 return header

@@ -11,7 +11,7 @@ before, and is copied.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numba
@@ -24,15 +24,7 @@ from numba.cuda.dispatcher import CUDADispatcher
 from .compiling import compiled, given, kept
 from .errors import EmulatorError
 from .games import log_of, most_changes, reset_games, scratch, step
-from .preprocessing import (
-    ALL_ROWS,
-    COLUMN_UNITS,
-    LINE_UNITS,
-    SIZE,
-    WEIGHTS,
-    half_way,
-    lines_of,
-)
+from .preprocessing import COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS, half_way, lines_of
 from .state import BANK, EMULATED_FRAMES, FIELDS, LOG_SIZE, NOOPS_DRAWN
 from .television import GREYS, LOOK, draw
 from .tia import LINES, WIDTH
@@ -61,15 +53,9 @@ if not SIMULATED:
     CUDADispatcher.compile_device = compile_once
 
 
-@cache
-def external_stream(gpu: int, pointer: int) -> Any:
-    """A stream of torch on the current GPU; the same object each time, as Numba keeps launches."""
-    return cuda.external_stream(pointer)
-
-
-def kernel(function: Any) -> Any:
-    """Compile a kernel when it is first launched, and keep it for the next start."""
-    return kept(cuda.jit(cache=True), function)
+# A stream of torch on the current GPU; the same object each time, as Numba keeps launches.
+external_stream = cache(lambda gpu, pointer: cuda.external_stream(pointer))
+kernel: Any = partial(kept, cuda.jit(cache=True))  # compiled when needed, kept for the next start
 
 
 @kernel
@@ -176,10 +162,9 @@ def overlap(small, units, large, width):
 
 
 TABLE, COUNTS, FLAGS = int32[:, ::1], int32[::1], boolean[::1]
-SETTINGS = int64, boolean, int64
 KERNELS = {  # and what they are launched with
-    begin: (TABLE, TABLE, TABLE),
-    play: (TABLE, TABLE, TABLE, int64[::1], *SETTINGS, COUNTS, FLAGS, FLAGS, COUNTS),
+    begin: 3 * (TABLE,),
+    play: (*3 * (TABLE,), int64[::1], int64, boolean, int64, COUNTS, FLAGS, FLAGS, COUNTS),
     see: (TABLE, boolean, int64, int64, FLAGS, FLAGS, uint8[:, :, :, ::1], COUNTS),
 }
 
@@ -232,6 +217,9 @@ class CudaPongVectorEnv(BasePongVectorEnv):
 
     def _there(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
+
+    def _here(self, state: torch.Tensor) -> np.ndarray:
+        return state.cpu().numpy()
 
     def _draw_noops(self, draws: int) -> None:
         super()._draw_noops(draws)
@@ -290,16 +278,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         self.send(actions)
         return self.recv()
 
-    def _here(self, state: torch.Tensor) -> np.ndarray:
-        return state.cpu().numpy()
-
     def stepper(
-        self,
-        actions: torch.Tensor,
-        observations: torch.Tensor,
-        rewards: torch.Tensor,
-        over: torch.Tensor,
-        cut: torch.Tensor,
+        self, actions: torch.Tensor, observations: torch.Tensor, *outcome: torch.Tensor
     ) -> Callable[[], None]:
         """What plays a step with these tensors of the device, again and again.
 
@@ -309,12 +289,12 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         Args:
             actions: int64 (num_envs,), those to play.
             observations: uint8, of ``reset``; then the last ones of this function.
-            rewards, over, cut: as for ``play``; rewards are not clipped.
+            outcome: rewards, over and cut, as for ``play``; rewards are not clipped.
         """
         tables = self._games, self._beginnings, self._noops_there
-        given = *tables, actions, *self._stepping, rewards, over, cut, self._most
+        given = *tables, actions, *self._stepping, *outcome, self._most
         playing = [*map(_argument, given)]
-        seeing = self._seeing(over, cut, observations)
+        seeing = self._seeing(*outcome[1:], observations)
 
         def step() -> None:
             self._launch(play, self._blocks, self._players, *playing)
@@ -399,7 +379,7 @@ def beginnings(count: int, beginning: np.ndarray) -> np.ndarray:
     noops = np.maximum(np.arange(count, dtype=np.int32), 1)[None]
     observations = np.empty((count, 1, SIZE, SIZE), np.uint8)
     changes = reset_games(
-        state, 0, count, beginning, noops, GREYS, ALL_ROWS, scratch(), observations
+        state, 0, count, beginning, noops, GREYS, (0, SIZE), scratch(), observations
     )
     check_changes(changes)
     return np.ascontiguousarray(state.T)

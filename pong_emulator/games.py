@@ -1,12 +1,13 @@
 """Many games at once: an agent's step of each, with the resets that come with it."""
+# ruff: noqa: F403, F405, all fields of the state
 
 import numpy as np
 
 from .compiling import compiled, entry_point
 from .pong import FIRE, NOOP, act
 from .preprocessing import lines_of, shrink
-from .state import BANK, FIELDS, LOG, LOG_COUNT, LOG_FIELDS, LOGS, NOOPS_DRAWN, PLAYED_FRAMES
-from .television import LOOK, begin_log, black_log, draw
+from .state import *
+from .television import LOOK, begin_log, draw
 from .tia import LINES, WIDTH
 
 # What a thread works in: it has nothing to do with a particular game.
@@ -147,7 +148,8 @@ def reset(s, g, beginning, noops):
     for field in range(len(beginning)):
         s[field, g] = beginning[field]
     s[NOOPS_DRAWN, g] = drawn + 1
-    black_log(s, g, log_of(0, 0))
+    black = log_of(0, 0)
+    s[black + LOG_COUNT, g], s[black + VBLANK - SEEN, g] = 0, 2
     for number in range(count):
         if number == count - 1:
             begin_log(s, g, log_of(0, 1))

@@ -6,6 +6,7 @@ one or two bytes of operand. Its cycles follow from the two.
 Source: MOS Technology, MCS6500 Microcomputer Family Programming Manual, 1976, appendix B.
 """
 
+import re
 from typing import NamedTuple
 
 # How an operand is found: its bytes, and the cycles of an instruction that reads it. Crossing a
@@ -23,14 +24,7 @@ MODES = {
     "absolute,y": (2, 4),
     "(absolute)": (2, 5),
 }
-SPECIAL_CYCLES = {
-    ("BRK", "implied"): 7,
-    ("JSR", "absolute"): 6,
-    ("JMP", "absolute"): 3,
-    ("PHP", "implied"): 3,
-    ("RTI", "implied"): 6,
-    ("RTS", "implied"): 6,
-}
+SPECIAL_CYCLES = {"BRK": 7, "JSR": 6, "PHP": 3, "RTI": 6, "RTS": 6}
 
 # Opcodes by operand mode, for the instructions that Pong and the tests use.
 OPCODES = {
@@ -68,13 +62,9 @@ class Instruction(NamedTuple):
     def __str__(self) -> str:
         if self.mode in ("implied", "accumulator"):
             return f"{self.address:04X} {self.name}"
-        digits = 4 if self.operand > 0xFF else 2
-        prefix = "#" if self.mode == "immediate" else ""
-        shape = self.mode if "," in self.mode or "(" in self.mode else "zero"
-        operand = shape.replace("absolute", "zero").replace(
-            "zero", f"{prefix}{self.operand:0{digits}X}"
-        )
-        return f"{self.address:04X} {self.name} {operand}"
+        number = f"{self.operand:0{4 if self.operand > 0xFF else 2}X}"
+        number = "#" * (self.mode == "immediate") + number
+        return f"{self.address:04X} {self.name} {re.sub('[a-z]{2,}', number, self.mode)}"
 
 
 def decode(rom: bytes, address: int) -> Instruction:
@@ -92,7 +82,9 @@ def decode(rom: bytes, address: int) -> Instruction:
         operand = following + low - (256 if low > 127 else 0)
     if name == "BRK":
         following = address + 2  # a byte for the programmer's use comes after it
-    cycles = SPECIAL_CYCLES.get((name, mode), cycles)
+    cycles = SPECIAL_CYCLES.get(name, cycles)
+    if (name, mode) == ("JMP", "absolute"):
+        cycles = 3  # it reads nothing there
     if name in ("INC", "DEC"):
         cycles += 2  # to write it back
     if name == "STA" and mode == "absolute,y":

@@ -4,11 +4,10 @@
 """
 
 # What a write to the television's registers does; {} is the value. The numbers of colour clocks are
-# how long it takes to show.
+# how long it takes to show. Where the picture is complete (VSYNC) is known from the program.
 TIA_WRITES = {
-    0x00: "pass",  # VSYNC; where the picture is complete is known from the program
     0x01: "vblank(s, g, t, {})",
-    0x02: "t = wsync(t)",
+    0x02: "t = (t + 75) // 76 * 76",  # WSYNC: the processor waits for the next line
     0x06: "write(s, g, 3 * t, COLUP0, {} & 0xFE)",
     0x07: "write(s, g, 3 * t, COLUP1, {} & 0xFE)",
     0x08: "write(s, g, 3 * t, COLUPF, {} & 0xFE)",
@@ -28,7 +27,7 @@ TIA_WRITES = {
     0x24: "s[HMBL, g] = {}",
     0x27: "delay_ball(s, g, t, {})",
     0x2A: "hmove(s, g, t)",
-    0x2B: "hmclr(s, g)",
+    0x2B: "s[HMP0, g] = s[HMP1, g] = s[HMBL, g] = 0",  # HMCLR: nothing will move
     0x2C: "cxclr(s, g, t)",
 }
 PORTS = {0x280: "s[SWCHA, g]", 0x282: "s[SWCHB, g]", 0x284: "timer(s, g, t)"}

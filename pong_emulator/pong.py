@@ -2,25 +2,13 @@
 
 The agent has the paddle on the right, player A; the program's own player has the one on the left.
 """
+# ruff: noqa: F403, F405, all fields of the state
 
 import numpy as np
 
 from .compiling import compiled, entry_point
 from .rom import LAST_POINT, POINTS_A, POINTS_B
-from .state import (
-    CHARGED,
-    COLLIDED,
-    CYCLES,
-    EMULATED_FRAMES,
-    FIELDS,
-    PADDLE_A,
-    PADDLE_B,
-    REGISTER_X,
-    SCORE,
-    SWCHA,
-    SWCHB,
-    TIMER_SET,
-)
+from .state import *
 from .tia import collide
 from .translated import emulated_frame
 
@@ -58,14 +46,8 @@ def act(s, g, action):
 def emulate(s, g, boot):
     """Run the program until the next picture is complete, from power-on or from the last one."""
     t, s[REGISTER_X, g] = emulated_frame(s, g, s[CYCLES, g], boot, s[REGISTER_X, g])
-    end_picture(s, g, t)
-
-
-@compiled
-def end_picture(s, g, t):
-    """End the picture in cycle ``t``; the next counts anew, from where the beam is in its line."""
     collide(s, g, 3 * t)
-    passed = t // 76 * 76
+    passed = t // 76 * 76  # the next one counts anew, from where the beam is in its line
     s[CYCLES, g] = t - passed
     s[TIMER_SET, g] -= passed
     s[CHARGED, g] -= passed

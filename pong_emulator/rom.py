@@ -33,7 +33,13 @@ def read_rom(path: Path | None = None) -> bytes:
     Raises:
         EmulatorError: there is none, or it is not the Pong that this package translates.
     """
-    path = path or _installed_rom()
+    if path is None:
+        package = find_spec("ale_py")
+        if package is None or package.origin is None:
+            raise EmulatorError(
+                "Pong's ROM comes with ale-py, which is not installed: pip install ale-py"
+            )
+        path = Path(package.origin).parent / "roms" / "pong.bin"
     try:
         rom = path.read_bytes()
     except OSError as error:
@@ -44,12 +50,3 @@ def read_rom(path: Path | None = None) -> bytes:
             "bytes: use ale_py.AtariVectorEnv for it"
         )
     return rom
-
-
-def _installed_rom() -> Path:
-    package = find_spec("ale_py")
-    if package is None or package.origin is None:
-        raise EmulatorError(
-            "Pong's ROM comes with ale-py, which is not installed: pip install ale-py"
-        )
-    return Path(package.origin).parent / "roms" / "pong.bin"

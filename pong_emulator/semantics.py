@@ -14,8 +14,7 @@ from .errors import EmulatorError
 from .instructions import Instruction
 from .memory_map import PORTS, TIA_WRITES, TIMERS
 
-VARIABLES = "axynzcvmw"
-NAME = re.compile(rf"\b[{VARIABLES}]\b")
+NAME = re.compile(r"\b[axynzcvmw]\b")  # a variable
 
 REGISTER = {"A": "a", "X": "x", "Y": "y"}
 CONDITIONS = {

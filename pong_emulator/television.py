@@ -4,33 +4,12 @@ From one change to the next the beam shows the same, line after line, so lines a
 referred to: a picture is a number of different rows, and for each of the 210 lines which of
 them it is. About 35 rows make a picture of Pong.
 """
+# ruff: noqa: F403, F405, all fields of the state
 
 import numpy as np
 
 from .compiling import compiled
-from .state import (
-    BALL,
-    COLUBK,
-    COLUP0,
-    COLUP1,
-    COLUPF,
-    CTRLPF,
-    GRP0,
-    GRP1,
-    LOG,
-    LOG_CHANGES,
-    LOG_COUNT,
-    LOG_SIZE,
-    PF0,
-    PF1,
-    PF2,
-    POSBL,
-    POSP0,
-    POSP1,
-    SEEN,
-    SEEN_END,
-    VBLANK,
-)
+from .state import *
 from .tia import BLANK, COMB, FIRST_CLOCK, FIRST_LINE, LINE, LINES, WIDTH, playfield_at
 
 COMB_WIDTH = 8  # pixels
@@ -68,13 +47,6 @@ def begin_log(s, g, log):
     s[log + LOG_COUNT, g] = 0
     for field in range(SEEN, SEEN_END):
         s[log + field - SEEN, g] = s[field, g]
-
-
-@compiled
-def black_log(s, g, log):
-    """Make a log one of a picture that is black."""
-    s[log + LOG_COUNT, g] = 0
-    s[log + VBLANK - SEEN, g] = 2
 
 
 @compiled

@@ -11,40 +11,10 @@ pixels wide and not reflected; missiles that stay locked and unseen; no sound.
 
 Source: Stella Programmer's Guide, Wright 1979; after how many clocks a write shows was measured.
 """
+# ruff: noqa: F403, F405, all fields of the state
 
 from .compiling import compiled
-from .state import (
-    BALL,
-    CHARGED,
-    COLLIDED,
-    CTRLPF,
-    CXP0,
-    CXP1,
-    CXPF,
-    ENABL,
-    ENABL_OLD,
-    GRP0,
-    GRP1,
-    HMBL,
-    HMP0,
-    HMP1,
-    LOG,
-    LOG_CHANGES,
-    LOG_COUNT,
-    LOG_SIZE,
-    PADDLE_A,
-    PADDLE_B,
-    PF0,
-    PF1,
-    PF2,
-    POSBL,
-    POSP0,
-    POSP1,
-    SEEN,
-    SEEN_END,
-    VBLANK,
-    VDELBL,
-)
+from .state import *
 
 LINE = 228  # colour clocks
 BLANK = 68  # of them before the first pixel
@@ -121,12 +91,6 @@ def vblank(s, g, t, value):
 
 
 @compiled
-def wsync(t):
-    """WSYNC: the processor waits for the next line."""
-    return (t + 75) // 76 * 76
-
-
-@compiled
 def playfield(s, g, t, field, value):
     """PF0, PF1, PF2: they show when their next four pixels begin."""
     phase = t & 3
@@ -182,12 +146,6 @@ def move(s, g, t, field, motion):
 
 
 @compiled
-def hmclr(s, g):
-    """HMCLR: nothing will move."""
-    s[HMP0, g] = s[HMP1, g] = s[HMBL, g] = 0
-
-
-@compiled
 def cxclr(s, g, t):
     """CXCLR: forget what the ball has touched."""
     s[COLLIDED, g] = 3 * t
@@ -197,27 +155,16 @@ def cxclr(s, g, t):
 @compiled
 def read(s, g, t, register):
     """What the chip puts on the bus for one of its 16 registers that are read; the high bits."""
-    value = 0
-    if 2 <= register <= 6:
+    if register in (2, 3, 6):
         collide(s, g, 3 * t)
-        if register == 2:
-            value = s[CXP0, g]
-        elif register == 3:
-            value = s[CXP1, g]
-        elif register == 6:
-            value = s[CXPF, g]
-    elif register == 8:
-        value = charged(s, g, t, s[PADDLE_B, g])
-    elif register == 9:
-        value = charged(s, g, t, s[PADDLE_A, g])
-    elif register <= 11:
-        value = 0x80
-    return value
+        return s[CXP0 if register == 2 else CXP1 if register == 3 else CXPF, g]
+    if register in (8, 9):
+        return charged(s, g, t, s[PADDLE_B if register == 8 else PADDLE_A, g])
+    return 0x80 if register in (0, 1, 7, 10, 11) else 0
 
 
 @compiled
 def charged(s, g, t, resistance):
     """0x80 once the capacitor behind a paddle is charged; the program counts lines until then."""
-    if s[CHARGED, g] < 0:
-        return 0
-    return 0x80 if t > s[CHARGED, g] + int(CYCLES_PER_OHM * resistance) else 0
+    begun = s[CHARGED, g]
+    return 0x80 if begun >= 0 and t > begun + int(CYCLES_PER_OHM * resistance) else 0

@@ -22,16 +22,14 @@ from .control_flow import (
     Loop,
     Program,
     Routine,
+    Structure,
     find_routines,
-    structured,
     ways_out,
 )
 from .errors import EmulatorError
 from .instructions import Instruction
 from .memory_map import store_function
 from .semantics import CONDITIONS, NAME, Step, meaning, return_address
-
-Routines = dict[tuple[int, int | None], "Translated"]
 
 
 class Translated:
@@ -53,9 +51,15 @@ class Translated:
         return self.live[self.routine.entry]
 
     @property
-    def returns(self) -> list[str]:
-        """The variables that it returns, after ``t``."""
-        return sorted(self.wanted & self.changes)
+    def arguments(self) -> list[str]:
+        """What it is called with."""
+        boot = ["boot"] * (self.routine.entry == POWER_ON)
+        return ["s", "g", "t", *boot, *sorted(self.takes)]
+
+    @property
+    def results(self) -> list[str]:
+        """The variables that it returns."""
+        return ["t", *sorted(self.wanted & self.changes)]
 
 
 def translate(program: Program) -> str:
@@ -69,28 +73,27 @@ def translate(program: Program) -> str:
     Raises:
         EmulatorError: the program does what this translation does not know.
     """
-    lines = [*store_function()]
-    for routine in translated_routines(program):
-        statements = structured(routine.routine)
-        lines += function(routine, Writer(routine, statements).write(statements))
-    return "\n".join(lines) + "\n"
-
-
-def translated_routines(program: Program) -> list[Translated]:
-    """The routines of a program, each after those that it calls; the main program is the last."""
     main, subroutines = find_routines(program)
-    routines: Routines = {}
+    routines: dict[tuple[int, int | None], Translated] = {}  # each after those that it calls
     top = Translated(main, 0xFF)
     _translate_blocks(top, program, subroutines, routines)
     _find_changes([top, *routines.values()])
     after_picture = top.routine.blocks[POWER_ON].targets[1]
     while _liveness([top, *routines.values()], after_picture):
         pass
-    return [*routines.values(), top]
+    lines = store_function()
+    for routine in (*routines.values(), top):
+        statements = Structure(routine.routine).statements(routine.routine.entry)
+        lines += ["", "", "@compiled", f"def {routine.name}({', '.join(routine.arguments)}):"]
+        lines += indent(Writer(routine, statements).write(statements))
+    return "\n".join(lines) + "\n"
 
 
 def _translate_blocks(
-    done: Translated, program: Program, subroutines: dict[int, Routine], routines: Routines
+    done: Translated,
+    program: Program,
+    subroutines: dict[int, Routine],
+    routines: dict[tuple[int, int | None], Translated],
 ) -> None:
     """Fill in the steps of a routine, and translate those that it calls before it."""
 
@@ -188,15 +191,6 @@ def _live_before(step: Step, live: set[str]) -> tuple[set[str], bool]:
     return (live - set(step.targets)) | step.uses, False
 
 
-def function(routine: Translated, body: list[str]) -> list[str]:
-    """The source of a routine with these statements."""
-    takes = ["s", "g", "t", *sorted(routine.takes)]
-    if routine.routine.entry == POWER_ON:
-        takes.insert(3, "boot")
-    head = ["", "", "@compiled", f"def {routine.name}({', '.join(takes)}):"]
-    return [*head, *indent(body)]
-
-
 class Writer:
     """Writes the statements of a routine as lines of Python."""
 
@@ -245,7 +239,7 @@ class Writer:
                     lines += inner if alone else [f"if at == {target:#06x}:", *indent(inner)]
                     out -= {target}
                 case End():
-                    lines += [*_tick(cycles), "return " + ", ".join(["t", *self.routine.returns])]
+                    lines += [*_tick(cycles), "return " + ", ".join(self.routine.results)]
             out |= ways_out([statement])
         return lines
 
@@ -303,6 +297,5 @@ def _tick(cycles: int) -> list[str]:
 def _line(step: Step) -> str:
     if step.call is None:
         return " = ".join([*step.targets, step.text])
-    arguments = ["s", "g", "t", *sorted(step.call.takes)]
-    results = ["t", *step.call.returns]
-    return f"{', '.join(results)} = {step.call.name}({', '.join(arguments)})"
+    call = step.call
+    return f"{', '.join(call.results)} = {call.name}({', '.join(call.arguments)})"

@@ -22,14 +22,9 @@ from {__package__}.tia import *
 '''
 
 
-def program() -> Program:
-    """Pong."""
-    return Program(read_rom(), PICTURE_END, INDIRECT, ALWAYS)
-
-
 def source() -> str:
     """The translation, as Python."""
-    return HEADER + translate(program())
+    return HEADER + translate(Program(read_rom(), PICTURE_END, INDIRECT, ALWAYS))
 
 
 def _load() -> Any:

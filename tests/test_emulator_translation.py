@@ -41,7 +41,7 @@ def run(cartridge: Program, **ram: int) -> tuple[np.ndarray, int]:
         return cartridge.rom[address & 0x7FF]
 
     names: dict[str, Any] = {"compiled": lambda function: function, "rom": rom}
-    names["wsync"], names["load"] = tia.wsync.py_func, bus.load.py_func
+    names["load"] = bus.load.py_func
     names["load_far"] = lambda s, g, t, address: rom(address)
     exec(translate(cartridge), names)
     memory = np.zeros((state.FIELDS, 1), np.int64)
