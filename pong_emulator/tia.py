@@ -155,12 +155,15 @@ def cxclr(s, g, t):
 @compiled
 def read(s, g, t, register):
     """What the chip puts on the bus for one of its 16 registers that are read; the high bits."""
-    if register in (2, 3, 6):
+    if 2 <= register <= 6:
         collide(s, g, 3 * t)
-        return s[CXP0 if register == 2 else CXP1 if register == 3 else CXPF, g]
-    if register in (8, 9):
-        return charged(s, g, t, s[PADDLE_B if register == 8 else PADDLE_A, g])
-    return 0x80 if register in (0, 1, 7, 10, 11) else 0
+        touched = s[CXP1, g] if register == 3 else s[CXPF, g] if register == 6 else 0
+        return s[CXP0, g] if register == 2 else touched
+    if register == 8:
+        return charged(s, g, t, s[PADDLE_B, g])
+    if register == 9:
+        return charged(s, g, t, s[PADDLE_A, g])
+    return 0x80 if register <= 11 else 0
 
 
 @compiled

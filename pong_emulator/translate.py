@@ -90,10 +90,7 @@ def translate(program: Program) -> str:
 
 
 def _translate_blocks(
-    done: Translated,
-    program: Program,
-    subroutines: dict[int, Routine],
-    routines: dict[tuple[int, int | None], Translated],
+    done: Translated, program: Program, subroutines: dict[int, Routine], routines: dict
 ) -> None:
     """Fill in the steps of a routine, and translate those that it calls before it."""
 

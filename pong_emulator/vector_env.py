@@ -21,7 +21,6 @@ from .tia import LINES, WIDTH
 
 DRAWS = 64  # resets that are drawn at once
 MOST = 2**31 - 1  # what a number of the state can be
-FRAME_RATE = 60  # emulated frames per second of the television
 
 Seed = int | Sequence[int] | np.ndarray
 
@@ -89,7 +88,7 @@ class BasePongVectorEnv(VectorEnv):
         self.metadata = {
             "autoreset_mode": AutoresetMode.SAME_STEP,
             "render_modes": ["rgb_array"],
-            "render_fps": FRAME_RATE / settings.frame_skip,
+            "render_fps": 60 / settings.frame_skip,
         }
         self.single_observation_space = Box(0, 255, (settings.stack, SIZE, SIZE), np.uint8)
         self.single_action_space = Discrete(len(ACTIONS))
