@@ -139,7 +139,8 @@ def test_the_kernels_are_compiled_for_sm_90(monkeypatch):
         linker = nvjitlink.create(1, ["-arch=sm_90"])
         nvjitlink.add_data(linker, nvjitlink.InputType.PTX, ptx.encode(), len(ptx), "kernel")
         nvjitlink.complete(linker)
-        assert nvjitlink.get_linked_cubin_size(linker) > len(ptx) // 2
+        size = nvjitlink.get_linked_cubin_size(linker)
+        assert len(ptx) // 2 < size < 1_300_000  # 1.7 million with int64
         nvjitlink.destroy(linker)
 
 
