@@ -73,14 +73,12 @@ def train(params: Options, run: Run) -> None:
         net.adam(gradients)
         return loss
 
-    # In other processes, while the network compiles.
-    preparing = pong_emulator.preparing(run.device)
+    preparing = pong_emulator.preparing(run.device)  # in other processes, as the network compiles
     with show_elapsed("preparing the emulator, and the network"), preparing:
         choose = CapturedForward(act, envs.shape, run.device, compiled=True, alone=False)
         learn = CompiledUpdate(update, run.device, net, rollout.position)
         learn.compile()
-    games = emulated_games(params.envs, run.device, params.preprocessing, params.games_per_warp)
-    envs.reset(games)
+    envs.reset(emulated_games(params.envs, run.device, params.preprocessing, params.games_per_warp))
     changing = [*envs.changing, *rollout.changing]
     step = graph_or_eager("a step", step, run.device, changing, envs.captures)
     finish = graph_or_eager(
