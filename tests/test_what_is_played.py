@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 
 import pong_emulator
-from lib.envs.experience import ExperienceSource, Transitions
-from lib.envs.gpu_vector_env import TensorVectorEnv
-from lib.envs.vector_env import StackedVectorEnv, VectorStep
+from lib import seeds
+from lib.envs import experience, gpu_vector_env, vector_env
+from lib.envs.experience import Transitions
+from lib.envs.vector_env import VectorExperienceSource, VectorStep
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN
 from lib.learning.loss import lambda_returns
@@ -29,8 +29,6 @@ from lib.learning.schedules import Schedule, WinRate
 from lib.training.options import ReplayOptions
 from lib.training.play import PlayEvents
 from lib.training.run import Run
-
-FRAMES = 100  # games differ in their no-ops, so the ball is elsewhere by then
 
 
 @pytest.fixture(autouse=True)
@@ -46,66 +44,33 @@ class Enough(Exception):  # noqa: N818, it is no error
     """As many frames as are wanted."""
 
 
-def played(script: str, folder: Path, **settings: float) -> list[np.ndarray]:
-    """What the first game of a rung showed to the same network, which acts greedily."""
+@pytest.fixture
+def game_seeds(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Notes from which seed games get theirs."""
+    noted = Mock(side_effect=seeds.game_seeds)
+    for module in (experience, vector_env, gpu_vector_env):
+        monkeypatch.setattr(module, "game_seeds", noted)
+    return noted
+
+
+def train(script: str, folder: Path, **settings: Any) -> Any:
+    """Train with these settings, which are returned."""
     module = importlib.import_module(script)
-    frames: list[np.ndarray] = []
-    iterate, receive = ExperienceSource.__iter__, StackedVectorEnv.recv
-    step_tensors = TensorVectorEnv.step
-
-    def look_at(source: ExperienceSource) -> Iterator[list[Transitions]]:
-        assert not options.preprocessing.vector_env  # so play.py shows what was learned from
-        for steps in iterate(source):
-            see(*steps)
-            yield steps
-
-    def look(envs: StackedVectorEnv) -> VectorStep:
-        assert options.preprocessing.vector_env
-        see(step := receive(envs))
-        return step
-
-    def look_at_tensors(envs: TensorVectorEnv, actions: torch.Tensor) -> Any:
-        outcome = step_tensors(envs, actions)
-        see(Mock(frames=envs.states[:, -1:].numpy().copy()))
-        return outcome
-
-    def see(*steps: Transitions | VectorStep) -> None:
-        frames.extend(step.frames[0] for step in steps)
-        if len(frames) >= FRAMES:
-            raise Enough
-
-    options_class = getattr(module, "Options", ReplayOptions)
-    settings |= {"envs": 2} if hasattr(options_class, "envs") else {}
-    settings |= {"noop_max": 30} if script.startswith("04") else {}  # it has none of its own
-    settings |= {"epsilon_floor": 1e-6} if script in SPEEDRUNS else {}
-    options = options_class(epsilon_start=1e-6, epsilon_final=1e-6, **settings)
-    torch.manual_seed(0)
-    with suppress(Enough), TensorboardLogger(folder) as log, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ExperienceSource, "__iter__", look_at)
-        patch.setattr(StackedVectorEnv, "recv", look)
-        patch.setattr(TensorVectorEnv, "step", look_at_tensors)
-        if script in PARALLEL:
-            net = DQN((options.preprocessing.stack, 84, 84), 6)
-            module.player_process(Mock(), options, net, lambda frame: 0.0, 0)
-        else:
-            module.train(options, Run(options, torch.device("cpu"), folder, log, script))
-    return frames
-
-
-@pytest.mark.usefixtures("console", "ends")
-@pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])
-def test_games_take_the_seed(script: str, tmp_path: Path) -> None:
-    one, other = (np.stack(played(script, tmp_path, seed=seed)) for seed in (1, 2))
-    assert not np.array_equal(one, other)
+    options = getattr(module, "Options", ReplayOptions)(**settings)
+    with TensorboardLogger(folder) as log, suppress(Enough):
+        module.train(options, Run(options, torch.device("cpu"), folder, log, script))
+    return options
 
 
 @pytest.mark.parametrize("script", PARALLEL)
 @pytest.mark.parametrize(
     ("settings", "frames"), [({}, 2), ({"play_device": "cpu"}, 4), ({"sync_frames": 5}, 5)]
 )
-def test_a_player_acts_with_the_weights_of_its_last_refresh(script, settings, frames) -> None:
+def test_a_player_acts_with_the_weights_of_its_last_refresh(
+    script, settings, frames, game_seeds
+) -> None:
     module = importlib.import_module(script)
-    options, actions = module.Options(**settings), []
+    options, actions = module.Options(seed=7, **settings), []
     net = DQN((options.preprocessing.stack, 84, 84), 6).requires_grad_(False)
     for weight in net.parameters():
         weight.zero_()
@@ -120,29 +85,47 @@ def test_a_player_acts_with_the_weights_of_its_last_refresh(script, settings, fr
     with pytest.raises(Enough):
         module.player_process(Mock(put=put), options, net, lambda frame: float(frame < 50), 50)
     assert actions == [0] * frames + [3] * (10 - frames)
+    assert game_seeds.call_args.args[0] == seeds.resumed_seed(7, 50)
+    assert not options.preprocessing.vector_env  # so play.py shows what was learned from
 
 
-@pytest.mark.usefixtures("ends")
+STEPS = dict.fromkeys(("02_n_envs", "04_new_wrappers_n_env", *PARALLEL), 2)
+
+
 @pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND[:2]])
-def test_adam_has_its_epsilon_and_actions_theirs(script, tmp_path, monkeypatch) -> None:
-    module, attach = importlib.import_module(script), Mock(side_effect=Enough)
+def test_settings_arrive_where_they_are_used(script, tmp_path, monkeypatch, game_seeds) -> None:
+    module, attach, batches = importlib.import_module(script), Mock(), Mock(side_effect=Enough)
     monkeypatch.setattr(module, "attach_handlers", attach)
-    settings = {"replay_initial": 500, "epsilon_frames": 100, "epsilon_final": 0.5}
-    options = getattr(module, "Options", ReplayOptions)(adam_epsilon=0.5, **settings)
-    with pytest.raises(Enough), TensorboardLogger(tmp_path) as log:
-        module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
+    generator = "batch_generator" if hasattr(module, "batch_generator") else "collect"
+    monkeypatch.setattr(module, generator, batches)
+    monkeypatch.setattr(module, "Player", player := MagicMock(), raising=False)
+    settings = {"replay_initial": 500, "epsilon_frames": 100, "epsilon_final": 0.5, "seed": 7}
+    settings |= {"steps": STEPS[script]} if script in STEPS else {}
+    settings |= {"player_timeout": 7.0} if script in PARALLEL else {}
+    options = train(script, tmp_path, adam_epsilon=0.5, batch_size=5, **settings)
     _, _, epsilon, saved, *_ = attach.call_args.args
     optimizer = saved.get("optimizer")
     assert (optimizer.defaults["eps"] if optimizer else saved["net"].epsilon) == 0.5
-    # It falls from the first update on; where there is a player, four times as slowly.
-    begin, frames = (0, 400) if script in PARALLEL else (500, 100)
+    # It falls from the first update on; where there is a player, more slowly: by its steps.
+    begin, frames = (0, 200) if script in PARALLEL else (500, 100)
     falling = [epsilon(begin + part * frames // 2) for part in (-1, 0, 1, 2, 3)]
     assert falling == [1, 1, 0.75, 0.5, 0.5]
+    _, source, _, initial, *size = batches.call_args.args
+    assert initial == 500
+    # The batch grows with the frames of an update, and so does the queue.
+    if size:
+        assert size == [5 * getattr(options, "envs", 1) * STEPS.get(script, 1)]
+    if script in PARALLEL:
+        player.assert_called_once_with(module.player_process, ANY, 4, timeout=7.0, device="cpu")
+    else:
+        next(iter(source))
+        assert game_seeds.call_args.args[0] == 7
+        assert isinstance(source, VectorExperienceSource) == options.preprocessing.vector_env
 
 
-@pytest.mark.usefixtures("console", "ends")
+@pytest.mark.usefixtures("console")
 @pytest.mark.parametrize("script", SPEEDRUNS)
-def test_a_lost_trial_sets_the_schedules_back(script, tmp_path, monkeypatch) -> None:
+def test_a_lost_trial_sets_the_schedules_back(script, tmp_path, monkeypatch, game_seeds) -> None:
     module, win_rate = importlib.import_module(script), WinRate()
     win_rate.value = 1.0
     monkeypatch.setattr(module, "WinRate", lambda: win_rate)
@@ -151,29 +134,10 @@ def test_a_lost_trial_sets_the_schedules_back(script, tmp_path, monkeypatch) -> 
         module, "attach_handlers", lambda engine, *_: engine.register_events(*PlayEvents)
     )
     monkeypatch.setattr(Engine, "run", lambda engine, data: engine.fire_event(tried))
-    options = module.Options(envs=2)
-    with TensorboardLogger(tmp_path) as log:
-        module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
+    options = train(script, tmp_path, envs=2, seed=7)
     assert win_rate.value == 0.7
-
-
-STEPS = {"02_n_envs": 2, "04_new_wrappers_n_env": 2, "05_vector_env": 1, "06_compiled_update": 1}
-
-
-@pytest.mark.usefixtures("ends")
-@pytest.mark.parametrize("script", STEPS)
-def test_the_batch_grows_with_the_environments(script, tmp_path, monkeypatch) -> None:
-    sizes = set()
-    for buffer in (ReplayBuffer, DeviceReplayBuffer):
-
-        def note(self: Any, size: int, sample: Callable[..., Any] = buffer.sample) -> Any:
-            sizes.add(size)
-            return sample(self, size)
-
-        monkeypatch.setattr(buffer, "sample", note)
-    steps = {"steps": STEPS[script]} if STEPS[script] > 1 else {}
-    played(script, tmp_path, batch_size=5, replay_initial=190, replay_size=190, **steps)
-    assert sizes == {5 * 2 * STEPS[script]}
+    assert game_seeds.call_args.args[0] == 7
+    assert options.preprocessing.vector_env
 
 
 def source_of(script: str, *names: str) -> str:
@@ -208,19 +172,20 @@ def test_a_rung_differs_only_in_what_it_is_about(script, other, names, here, the
 @pytest.mark.usefixtures("ends")
 @pytest.mark.parametrize("script", ["01_baseline", "06_compiled_update"])
 def test_an_update_is_that_of_a_plain_dqn(script, tmp_path, monkeypatch) -> None:
-    batch, network = make_batch(), DQN(SHAPE, ACTIONS)
+    batch, network, sizes = make_batch(), DQN(SHAPE, ACTIONS), set[int]()
     for buffer in (ReplayBuffer, DeviceReplayBuffer):
-        monkeypatch.setattr(buffer, "sample", lambda *_: batch)
+        monkeypatch.setattr(buffer, "sample", lambda _, size: sizes.add(size) or batch)
 
     def begin(engine: Engine, epsilon: Schedule, saved: dict[str, Any]) -> None:
         weights = saved["net"].state_dict()
         network.load_state_dict(weights.get("weights", weights))
 
     learning = {"gamma": 0.8, "target_sync": 2, "learning_rate": 1e-3, "adam_epsilon": 1e-3}
-    settings = {"replay_initial": 8}
-    settings |= {"precision": "float32"} if script[:2] == "06" else {}
+    settings = {"replay_initial": 8, "batch_size": 5}
+    settings |= {"precision": "float32", "envs": 2} if script[:2] == "06" else {}
     losses = updates_of(script, tmp_path, 4, begin, **learning, **settings)
     assert losses == pytest.approx(plain_updates(network, batch, 4, **learning), rel=1e-3)
+    assert sizes == {5 * settings.get("envs", 1)}
 
 
 @pytest.mark.usefixtures("ends")
@@ -294,18 +259,3 @@ def test_a_speedrun_learns_from_what_it_played(script, tmp_path, monkeypatch) ->
     assert np.mean(greedy) > 0.9
     # Each frame 4 times at the start and once at the end, from the second rollout on.
     assert done == int((len(played) - 13) * 3 * 4**0.75 / 9)
-
-
-@pytest.mark.usefixtures("ends")
-@pytest.mark.parametrize("script", PARALLEL)
-def test_an_update_for_several_frames_is_larger_and_so_is_the_queue(
-    script, tmp_path, monkeypatch
-) -> None:
-    module, batches, player = importlib.import_module(script), Mock(side_effect=Enough), MagicMock()
-    for name, patched in (("batch_generator", batches), ("Player", player)):
-        monkeypatch.setattr(module, name, patched)
-    options = module.Options(steps=3, batch_size=5, player_timeout=7.0)
-    with pytest.raises(Enough), TensorboardLogger(tmp_path) as log:
-        module.train(options, Run(options, torch.device("cpu"), tmp_path, log, script))
-    assert batches.call_args.args[-1] == 15
-    player.assert_called_once_with(module.player_process, ANY, 6, timeout=7.0, device="cpu")
