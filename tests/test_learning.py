@@ -171,9 +171,9 @@ def test_a_rung_learns_a_game_with_a_known_optimum(tmp_path, monkeypatch):
     monkeypatch.setattr(rung, "ale_games", lambda env, count: count)
     monkeypatch.setattr(rung, "StackedVectorEnv", Catch)
     monkeypatch.setattr(rung, "evaluate", lambda *_: None)  # which plays Pong
-    settings = {"envs": 4, "stack": 2, "epsilon_final": 0.01, "epsilon_frames": 3_000}
-    settings |= {"replay_size": 5_000, "replay_initial": 500, "batch_size": 16, "target_sync": 50}
-    settings |= {"learning_rate": 5e-4, "gamma": 0.9, "stop_reward": 0.9, "max_frames": 10_000}
+    settings = {"envs": 4, "stack": 2, "epsilon_final": 0.01, "epsilon_frames": 1_500}
+    settings |= {"replay_size": 5_000, "replay_initial": 500, "batch_size": 8, "target_sync": 50}
+    settings |= {"learning_rate": 5e-4, "gamma": 0.9, "stop_reward": 0.8, "max_frames": 10_000}
     prepare_torch(0)
     with TensorboardLogger(tmp_path) as tensorboard:
         options = rung.Options(**settings, checkpoint_every=0)
