@@ -107,9 +107,10 @@ def program(ends: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Call
     """Runs a rung to its end in this process, which has imported torch already."""
 
     def program(script: str, *flags: object) -> Ended:
-        monkeypatch.setenv("TORCHDYNAMO_DISABLE", os.environ.get("TORCHDYNAMO_DISABLE", "1"))
-        path = str(ROOT / f"{script}.py")
-        return ends(lambda: runpy.run_path(path, run_name="__main__"), path, *flags)
+        path, name = str(ROOT / f"{script}.py"), "TORCHDYNAMO_DISABLE"
+        with monkeypatch.context() as patch:  # only 08 compiles, which takes most of the time
+            patch.setenv(name, os.environ.get(name, "0" if script[:2] == "08" else "1"))
+            return ends(lambda: runpy.run_path(path, run_name="__main__"), path, *flags)
 
     return program
 
@@ -178,10 +179,7 @@ def short_run(script: str) -> list[str]:
 
 @pytest.fixture
 def trained(tmp_path_factory, request, program) -> Callable[[str], Ended]:
-    """Gives the shared run of a rung, which trained once for all tests; they leave it as it is.
-
-    It is a program of its own where it has a player's process, or compiles.
-    """
+    """Gives the shared run of a rung, which trained once for all tests; they leave it as it is."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # of all workers
@@ -193,12 +191,8 @@ def trained(tmp_path_factory, request, program) -> Callable[[str], Ended]:
         kept = place.with_suffix(".json")
         with FileLock(place.with_suffix(".lock")):  # one worker trains, the others wait
             if not kept.exists():
-                if script in (*PARALLEL, "08_recompiled_pong"):
-                    ran = run_rung(script, place, *short_run(script))
-                    ended = ran.returncode, ran.stdout, ran.stderr
-                else:
-                    ended = program(script, "--run-dir", place, *short_run(script))[:3]
-                kept.write_text(json.dumps(ended))
+                ended = program(script, "--run-dir", place, *short_run(script))
+                kept.write_text(json.dumps(ended[:3]))
         code, out, error = json.loads(kept.read_text())
         assert code == 0, error
         (run,) = place.iterdir()

@@ -26,7 +26,6 @@ from conftest import (
     one_line,
     options_of,
     read_events,
-    run_rung,
     short_run,
 )
 from helpers import QUICK, start
@@ -76,17 +75,17 @@ def test_trains_and_leaves_its_record(script, trained):
 
 
 @pytest.mark.parametrize("script", ["06_compiled_update", "08_recompiled_pong"])
-def test_same_seed_same_run_bit_for_bit(script, trained, tmp_path):
+def test_same_seed_same_run_bit_for_bit(script, trained, program, tmp_path):
     whole = curves(trained(script).folder)
-    result = run_rung(script, tmp_path, *short_run(script))
-    assert result.returncode == 0, result.stderr
+    result = program(script, "--run-dir", tmp_path, *short_run(script))
+    assert result.code == 0, result.error
     assert curves(*tmp_path.iterdir()) == whole
     assert any(tag == "train/loss" for tag, _, _ in whole)
 
 
-@pytest.mark.parametrize("script", ["01_baseline"])
-def test_same_seed_same_run_if_it_is_killed_and_terminated(script, trained, tmp_path, program):
+def test_same_seed_same_run_if_it_is_killed_and_terminated(trained, tmp_path, program):
     """While a checkpoint is written, which leaves the one before, and while it trains."""
+    script = "01_baseline"
     process = start(script, tmp_path, *short_run(script), "--checkpoint-every", "20")
     (run,) = tmp_path.iterdir()
     place = run / "checkpoints"
@@ -109,9 +108,8 @@ def test_same_seed_same_run_if_it_is_killed_and_terminated(script, trained, tmp_
     assert curves(*tmp_path.iterdir()) == curves(trained(script).folder)
 
 
-@pytest.mark.parametrize("script", ["02_n_envs", "04_new_wrappers_n_env"])
-def test_several_environments_are_resumed_without_a_difference(script, trained, program, tmp_path):
-    frames = frames_of(script)
+def test_several_environments_are_resumed_without_a_difference(trained, program, tmp_path):
+    script, frames = "02_n_envs", frames_of("02_n_envs")
     early = (*short_run(script), "--run-dir", tmp_path, "--max-frames", frames - 61)
     assert program(script, *early).code == 0
     (run,) = tmp_path.iterdir()
