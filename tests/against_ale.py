@@ -63,11 +63,7 @@ def winning() -> Player:
 
 
 def ale_game(cartridge: Path | None = None) -> ALEInterface:
-    """Pong in ALE, as its vector environment sets it up, before the first FIRE.
-
-    Args:
-        cartridge: another one, in a file that is called pong.bin, too.
-    """
+    """Pong in ALE, or another cartridge, as its vector environment sets it up, before FIRE."""
     ALEInterface.setLoggerMode(LoggerMode.Error)  # no welcome
     ale = ALEInterface()
     ale.setFloat("repeat_action_probability", 0.0)
@@ -86,13 +82,8 @@ def ale_games(games: int, **settings: Any) -> AtariVectorEnv:
 def compare_frames(player: Player, frames: int, ram: dict[int, int] | None = None) -> Counter:
     """Compare the second of two games, and those that follow, by every emulated frame.
 
-    Args:
-        player: acts in every fourth of them. Nobody plays the first game.
-        frames: emulated frames to play.
-        ram: what the emulator's games begin with, by its place: put into ALE's RAM, too.
-
-    Returns:
-        Points of both sides, and games won and lost.
+    ``ram`` is what the emulator's games begin with, by its place: put into ALE's RAM, too. Returns
+    the points of both sides, and games won and lost.
     """
     tally: Counter = Counter()
     settings = {"stack": 1, "threads": 1, "frame_skip": 1, "max_pool": False, "noop_max": 0}
@@ -125,17 +116,7 @@ def compare_frames(player: Player, frames: int, ram: dict[int, int] | None = Non
 
 
 def compare_steps(player: Player, steps: int, games: int, seed: int, **settings: Any) -> Counter:
-    """Compare games step by step, across their ends.
-
-    Args:
-        player: how they are played.
-        steps, games: how many.
-        seed: of the games.
-        settings: of ``PongVectorEnv``.
-
-    Returns:
-        How many games ended, and were truncated.
-    """
+    """Compare games step by step, across their ends; returns how many ended, and were cut short."""
     tally: Counter = Counter()
     own = PongVectorEnv(games, seed=seed, threads=1, **settings)
     ale = ale_games(games, **settings)
@@ -155,8 +136,7 @@ def compare_results(where: str, theirs: tuple[Any, ...], own: tuple[Any, ...]) -
     for name, their, mine in zip(names, theirs[:-1], own[:-1], strict=False):
         _same(where, name, their, mine)
     ale_info, info = theirs[-1], own[-1]
-    frames = "episode_frame_number"
-    _same(where, frames, ale_info[frames], info[frames])
+    _same(where, "frames", *(each["episode_frame_number"] for each in (ale_info, info)))
     _same(where, "an end", "final_obs" in ale_info, "final_obs" in info)
     if "final_obs" in info:
         ended = own[2] | own[3]
