@@ -18,18 +18,17 @@ from lib.training.run import Failure
 
 
 def count(queue: ExperienceQueue, stop: int) -> None:
+    """Play on, whatever ends a run reaches this process; then be killed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(os.getpid(), number)
     for number in range(stop):
         queue.put(step(number))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fail(queue: ExperienceQueue) -> None:
-    queue.put(step(0))
-    raise RuntimeError("the emulator\nis on fire")
-
-
 def test_all_arrives_in_order_and_is_kept_when_the_player_is_lost():
     """The engine sees the end of its data, and so do the handlers that save."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     taken: list[Transitions] = []
     ends: list[str] = []
 
@@ -45,12 +44,18 @@ def test_all_arrives_in_order_and_is_kept_when_the_player_is_lost():
     assert [*np.concatenate([step.actions for step in taken])] == list(range(500))
     assert np.array_equal(taken[0].first_frames, FRAME)
     assert np.array_equal(taken[-1].frames, FRAME)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
 
-def test_what_the_player_failed_with_is_told_in_one_line():
-    message = r"RuntimeError: the emulator is on fire \(test_player"
-    with pytest.raises(Failure, match=message), Player(fail, (), 8) as player:
-        list(player)
+def fail(queue: ExperienceQueue) -> None:
+    queue.put(step(0))
+    raise RuntimeError("the emulator\nis on fire")
+
+
+def leave(queue: ExperienceQueue) -> None:
+    queue.put(step(0))
+    raise SystemExit(7)
 
 
 def hang(queue: ExperienceQueue) -> None:
@@ -58,13 +63,18 @@ def hang(queue: ExperienceQueue) -> None:
     Event().wait()
 
 
-def test_a_player_that_sends_nothing_is_given_up():
-    message = "sent nothing for 1 seconds"
-    with (
-        pytest.raises(Failure, match=message),
-        Player(hang, (), 8, PlayerOptions(player_timeout=1)) as player,
-    ):
-        assert len([step for steps in player for step in steps]) == 1
+@pytest.mark.parametrize(
+    ("player", "timeout", "message"),
+    [
+        (fail, 60, r"RuntimeError: the emulator is on fire \(test_player"),
+        (leave, 60, "exit code 7"),
+        (hang, 1, "sent nothing for 1 seconds"),
+    ],
+)
+def test_why_a_player_was_lost_is_told_in_one_line(player, timeout, message):
+    options = PlayerOptions(player_timeout=timeout)
+    with pytest.raises(Failure, match=message), Player(player, (), 8, options) as experience:
+        assert len([step for steps in experience for step in steps]) == 1
 
 
 def test_the_player_sees_the_live_weights_and_goes_with_the_trainer():
@@ -76,21 +86,3 @@ def test_the_player_sees_the_live_weights_and_goes_with_the_trainer():
                 if transitions and transitions[-1].actions[0] == [value] * 3:
                     break
     assert player.process.exitcode == 0
-
-
-def obey(queue: ExperienceQueue) -> None:
-    """Play on, whatever ends a run reaches this process; then leave."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        os.kill(os.getpid(), number)
-    for number in range(4):
-        queue.put(step(number))
-    raise SystemExit(7)
-
-
-def test_what_ends_a_run_ends_the_trainer_alone():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(Failure, match="exit code 7"), Player(obey, (), 8) as player:
-        taken = [step.actions.item() for steps in player for step in steps]
-    assert taken == [0, 1, 2, 3]
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
