@@ -6,7 +6,6 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,15 @@ from conftest import ROOT, read_events
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from torch.func import grad_and_value
 
 from lib.envs.experience import Episode, Transitions
 from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import VectorStep
-from lib.learning.compiled_update import CompiledUpdate
+from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch, ReplayBuffer
 from lib.learning.schedules import LinearSchedule
-from lib.learning.weights import MixedWeights
 from lib.parallel.n_step import Message, NStepRecorder
 from lib.parallel.player import ExperienceQueue
 from lib.training.handlers import attach_handlers
@@ -68,15 +65,7 @@ def small() -> DQN:
     return DQN((2, 36, 36), 3, channels=(2, 2, 2), hidden=2)
 
 
-def play_episodes(
-    folder: Path,
-    rewards: list[float],
-    losses=lambda _: 1.0,
-    agent=None,
-    on=(),
-    net=None,
-    **settings,
-):
+def play_episodes(folder, rewards, losses=lambda _: 1.0, agent=None, on=(), net=None, **settings):
     """Run an engine over the stream; returns its state and the names of the events it fired."""
     options = ReplayOptions(**{"replay_initial": 20, "stop_reward": 17.0, **settings})
     buffer, saved = ReplayBuffer(5_000, (2, 84, 84)), {"net": net or small()}
@@ -247,13 +236,7 @@ def make_batch(size: int = 16) -> Batch:
 
 
 def plain_updates(
-    network: DQN,
-    batch: Batch,
-    count: int,
-    gamma: float = 0.99,
-    learning_rate: float = 1e-4,
-    target_sync: int = 10**9,
-    adam_epsilon: float = 1e-8,
+    network, batch, count, gamma=0.99, learning_rate=1e-4, target_sync=10**9, adam_epsilon=1e-8
 ) -> list[float]:
     """The losses of a plain DQN that learns from the same batch again and again."""
     target = copy.deepcopy(network)
@@ -272,36 +255,7 @@ def plain_updates(
     return losses
 
 
-def functional_updates(network: DQN, batch: Batch, dtype: torch.dtype, count: int) -> list[float]:
-    net = MixedWeights(network, dtype, 1e-4)
-    target = copy.deepcopy(net.compute)
-
-    def loss_of(weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        with torch.no_grad():
-            next_q = net(target, batch.next_states)
-        return bellman_loss(net(weights, batch.states), next_q, batch, 0.99)
-
-    def update() -> torch.Tensor:
-        gradients, loss = grad_and_value(loss_of)(net.compute)
-        net.adam(gradients)
-        return loss + 0 * torch.rand_like(loss)  # as a sample is drawn
-
-    learn, before = CompiledUpdate(update, batch.states.device, net), torch.get_rng_state()
-    learn.compile()  # of which nothing is learned
-    assert torch.equal(torch.get_rng_state(), before)
-    losses = [learn().item() for _ in range(count)]
-    network.load_state_dict(net.named(net.weights))
-    return losses
-
-
-def updates_of(
-    script: str,
-    folder: Path,
-    count: int,
-    begin: Callable[..., None],
-    device: str = "cpu",
-    **settings: Any,
-) -> list[float]:
+def updates_of(script, folder: Path, count: int, begin, device="cpu", **settings) -> list[float]:
     """The losses of a rung's first updates.
 
     ``begin`` is called before, with the engine, the schedule of epsilon, and what is saved.
@@ -326,3 +280,24 @@ def updates_of(
         module.train(options, Run(options, torch.device(device), folder, log, script))
     assert len(losses) == count
     return [loss.item() for loss in losses]
+
+
+def rung_beside_plain_dqn(
+    script: str, folder: Path, device: str = "cpu", **settings: Any
+) -> tuple[list[float], list[float]]:
+    """The first losses of a rung, and of a plain DQN, which learn from the same batch."""
+    batch, network, sizes = make_batch(), DQN(SHAPE, ACTIONS), set[int]()
+    there = Batch(*(tensor.to(device) for tensor in batch))
+
+    def begin(engine: Engine, epsilon: object, saved: dict[str, Any]) -> None:
+        weights = saved["net"].state_dict()
+        network.load_state_dict(weights.get("weights", weights))
+
+    learning = {"gamma": 0.8, "target_sync": 2, "learning_rate": 1e-3, "adam_epsilon": 1e-3}
+    with pytest.MonkeyPatch.context() as patch:
+        for buffer in (ReplayBuffer, DeviceReplayBuffer):
+            patch.setattr(buffer, "sample", lambda _, size: sizes.add(size) or there)
+        settings |= learning | {"replay_initial": 8, "batch_size": 5}
+        losses = updates_of(script, folder, 4, begin, device, **settings)
+    assert sizes == {5 * settings.get("envs", 1)}  # a batch grows with the environments
+    return losses, plain_updates(network, batch, 4, **learning)

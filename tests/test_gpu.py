@@ -4,7 +4,6 @@
 and memory shared between processes.
 """
 
-import copy
 import os
 import re
 from pathlib import Path
@@ -12,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import read_events, run_rung
-from helpers import ACTIONS, QUICK, SHAPE, functional_updates, make_batch, plain_updates
+from helpers import ACTIONS, QUICK, SHAPE, make_batch, rung_beside_plain_dqn
 
 from lib.gpu_checks import fallbacks
 from lib.learning.compiled_update import CapturedForward
 from lib.learning.dqn_model import DQN
-from lib.learning.replay_buffer import Batch
 from lib.training.machine import prepare_torch
 
 CUDA = torch.device("cuda")
@@ -39,13 +37,11 @@ def orphans() -> set[str]:
 
 
 # TF32 rounds to 11 bits, bfloat16 to 8.
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 2e-2), (torch.bfloat16, 0.1)])
-def test_a_compiled_and_captured_update_learns_what_the_cpu_learns(dtype, error):
-    network, batch = DQN(SHAPE, ACTIONS), make_batch(32)
-    there = Batch(*(tensor.to(CUDA) for tensor in batch))
-    losses = functional_updates(copy.deepcopy(network).to(CUDA), there, dtype, 5)
-    assert losses == pytest.approx(plain_updates(network, batch, 5), rel=error)
-    assert losses[0] > losses[-1]
+@pytest.mark.parametrize(("precision", "error"), [("float32", 2e-2), ("bfloat16", 0.1)])
+def test_a_compiled_and_captured_update_learns_what_the_cpu_learns(precision, error, tmp_path):
+    settings = {"envs": 2, "precision": precision}
+    losses, expected = rung_beside_plain_dqn("06_compiled_update", tmp_path, "cuda", **settings)
+    assert losses == pytest.approx(expected, rel=error)
 
 
 def test_a_captured_choice_has_its_newest_states_and_weights():

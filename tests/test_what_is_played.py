@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import BEYOND, PARALLEL, ROOT, SERIAL, SPEEDRUNS
-from helpers import ACTIONS, SHAPE, Catch, make_batch, plain_updates, updates_of
+from helpers import Catch, rung_beside_plain_dqn, updates_of
 from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 
@@ -20,10 +20,9 @@ from lib import seeds
 from lib.envs import experience, gpu_vector_env, vector_env
 from lib.envs.experience import Transitions
 from lib.envs.vector_env import VectorExperienceSource, VectorStep
-from lib.learning.device_replay import DeviceReplayBuffer
+from lib.gpu_checks import fallbacks
 from lib.learning.dqn_model import DQN
 from lib.learning.loss import lambda_returns
-from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.rollout import Rollout, Targets
 from lib.learning.schedules import Schedule, WinRate
 from lib.training.options import ReplayOptions
@@ -35,9 +34,6 @@ from lib.training.run import Run
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling would take a minute."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-
-
-WRAPPERS = "make_env(params)", "wrap_deepmind(make_atari(params.env))"
 
 
 class Enough(Exception):  # noqa: N818, it is no error
@@ -66,9 +62,7 @@ def train(script: str, folder: Path, **settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("settings", "frames"), [({}, 2), ({"play_device": "cpu"}, 4), ({"sync_frames": 5}, 5)]
 )
-def test_a_player_acts_with_the_weights_of_its_last_refresh(
-    script, settings, frames, game_seeds
-) -> None:
+def test_a_player_acts_with_the_weights_of_its_last_refresh(script, settings, frames, game_seeds):
     module = importlib.import_module(script)
     options, actions = module.Options(seed=7, **settings), []
     net = DQN((options.preprocessing.stack, 84, 84), 6).requires_grad_(False)
@@ -148,44 +142,45 @@ def source_of(script: str, *names: str) -> str:
     return "\n".join(found[name] for name in names)
 
 
-@pytest.mark.parametrize("script", [*SERIAL[2:], *PARALLEL, "05_vector_env", "09_many_machines"])
-def test_the_update_is_that_of_the_baseline(script: str) -> None:
-    update = source_of("01_baseline", "process_batch")
-    if script == "09_many_machines":
-        update = update.replace("batch, params.gamma)", "batch, params.gamma ** params.n_steps)")
-    assert source_of(script, "process_batch") == update
+WRAPPERS = "make_env(params)", "wrap_deepmind(make_atari(params.env))"
+DISCOUNT = "params.gamma ** params.n_steps", "params.gamma"
+COPIES = [*SERIAL[2:], *PARALLEL, "05_vector_env"]
 
 
 @pytest.mark.parametrize(
     ("script", "other", "names", "here", "there"),
     [
+        *((script, "01_baseline", ["process_batch"], "", "") for script in COPIES),
+        ("09_many_machines", "01_baseline", ["process_batch"], *DISCOUNT),
         ("04_new_wrappers_n_env", "02_n_envs", ["train"], *WRAPPERS),
         ("04_new_wrappers_parallel", "03_parallel", ["player_process", "train"], *WRAPPERS),
-        ("08_recompiled_pong", "07_speedrun", ["act", "loss_of", "update"], "", ""),
-        ("08_recompiled_pong", "07_speedrun", ["collect"], "", ""),
+        ("08_recompiled_pong", "07_speedrun", ["act", "loss_of", "update", "collect"], "", ""),
     ],
 )
 def test_a_rung_differs_only_in_what_it_is_about(script, other, names, here, there) -> None:
-    assert source_of(script, *names).replace(here, there) == source_of(other, *names)
+    source = source_of(script, *names)
+    assert here in source
+    assert source.replace(here, there) == source_of(other, *names)
 
 
 @pytest.mark.usefixtures("ends")
-@pytest.mark.parametrize("script", ["01_baseline", "06_compiled_update"])
-def test_an_update_is_that_of_a_plain_dqn(script, tmp_path, monkeypatch) -> None:
-    batch, network, sizes = make_batch(), DQN(SHAPE, ACTIONS), set[int]()
-    for buffer in (ReplayBuffer, DeviceReplayBuffer):
-        monkeypatch.setattr(buffer, "sample", lambda _, size: sizes.add(size) or batch)
-
-    def begin(engine: Engine, epsilon: Schedule, saved: dict[str, Any]) -> None:
-        weights = saved["net"].state_dict()
-        network.load_state_dict(weights.get("weights", weights))
-
-    learning = {"gamma": 0.8, "target_sync": 2, "learning_rate": 1e-3, "adam_epsilon": 1e-3}
-    settings = {"replay_initial": 8, "batch_size": 5}
-    settings |= {"precision": "float32", "envs": 2} if script[:2] == "06" else {}
-    losses = updates_of(script, tmp_path, 4, begin, **learning, **settings)
-    assert losses == pytest.approx(plain_updates(network, batch, 4, **learning), rel=1e-3)
-    assert sizes == {5 * settings.get("envs", 1)}
+@pytest.mark.parametrize(
+    ("script", "precision", "error"),
+    [
+        ("01_baseline", None, 1e-3),
+        ("06_compiled_update", "float32", 1e-3),
+        ("06_compiled_update", "bfloat16", 0.05),
+        pytest.param("06_compiled_update compiled", "float32", 1e-3, marks=pytest.mark.slow),
+    ],
+)
+def test_an_update_is_that_of_a_plain_dqn(script, precision, error, tmp_path, monkeypatch) -> None:
+    script, *compiled = script.split()
+    if compiled:
+        monkeypatch.undo()  # what leaves it out
+    settings = {"precision": precision, "envs": 2} if precision else {}
+    losses, expected = rung_beside_plain_dqn(script, tmp_path, **settings)
+    assert losses == pytest.approx(expected, rel=error)
+    assert not fallbacks
 
 
 @pytest.mark.usefixtures("ends")
