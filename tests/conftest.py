@@ -5,7 +5,6 @@ import json
 import os
 import re
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
@@ -199,17 +198,6 @@ def trained(tmp_path_factory, request, program) -> Callable[[str], Ended]:
         return Ended(code, out, error, run)
 
     return trained
-
-
-@pytest.fixture
-def trained_copy(trained: Callable[[str], Ended], tmp_path: Path) -> Callable[[str], Path]:
-    """Gives a copy of the folder of the shared run of a rung, alone in its folder."""
-
-    def trained_copy(script: str) -> Path:
-        run = trained(script).folder
-        return Path(shutil.copytree(run, tmp_path / "runs" / run.name))
-
-    return trained_copy
 
 
 def curves(run: Path) -> list[tuple[str, int, float]]:

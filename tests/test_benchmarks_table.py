@@ -3,9 +3,7 @@
 import csv
 import dataclasses
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -21,16 +19,12 @@ TRAINED = {"train/time_passed": [120.0], "train/frames": [12_000.0], "train/avg_
 
 
 def write_run(
-    folder: Path,
-    script: str,
-    seed: int = 0,
-    episodes: Sequence[tuple[float, ...]] = (),  # seconds, frames, avg_reward
-    outcome: dict[str, float] | None = None,
-    machine: dict = MACHINE,
-    scalars: dict[str, Sequence[float]] | None = None,
-    **settings: float | str,
+    folder, script, seed=0, episodes=(), outcome=None, machine=MACHINE, scalars=None, **settings
 ) -> Path:
-    """Write the events of a run as the rungs do; without an outcome it is not finished."""
+    """Write the events of a run as the rungs do; without an outcome it is not finished.
+
+    Of each episode: seconds, frames and avg_reward at its end.
+    """
     run = folder / f"{script}-pong-seed{seed}-{len(list(folder.glob('*')))}"
     games = zip(*((*values, values[-1], 1_000) for values in episodes), strict=True)
     curves = dict(zip(["time_passed", "frames", "avg_reward", "reward", "steps"], games))  # noqa: B905
@@ -45,9 +39,7 @@ def write_run(
     return run
 
 
-def solved_run(
-    folder: Path, script: str, seed: int = 0, minutes: float = 1, fps: float = 100, **more: Any
-) -> Path:
+def solved_run(folder, script, seed=0, minutes=1, fps=100, **more) -> Path:
     frames = int(minutes * 60 * fps)
     episodes = [(minutes * 20, frames // 3, -20.0), (minutes * 60, frames, 17.1)]
     outcome = {"frames": frames, "seconds": minutes * 60, "fps": fps, "solved": 1.0}
@@ -149,9 +141,7 @@ def test_lines_tell_machines_and_unusual_settings_apart(tmp_path: Path) -> None:
     assert column(table, "machine") == ["1"] * 7 + ["2"]  # one and two threads are one machine
 
 
-def test_a_row_names_game_and_settings_and_nothing_is_compared_across_them(
-    tmp_path, capsys, monkeypatch
-) -> None:
+def test_a_row_names_game_and_settings_that_are_not_compared(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     pong = {"batch_size": 32.0, "gamma": 0.98, "env": "PongNoFrameskip-v4"}
     for fps, settings in ((100, {}), (50, {"env": "BreakoutNoFrameskip-v4"})):

@@ -70,6 +70,10 @@ def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus):
     ):
         monkeypatch.setattr(torch, "ones", Mock(side_effect=fault))
         assert message in one_line(missing_device("cuda"))
+    error = "CUDA out of memory. Tried to allocate 1 GiB. GPU 0 has a total capacity of 1 GiB. ..."
+    message = describe_device_error(torch.OutOfMemoryError(error))
+    assert message.startswith("CUDA out of memory. Tried to allocate")
+    assert message.endswith("--replay-size may fit")
 
 
 @pytest.mark.parametrize(
@@ -81,13 +85,6 @@ def test_the_gpu_that_is_asked_for_becomes_the_current_one(flags, number, monkey
     monkeypatch.setattr(rungs, "prepare_torch", Mock(side_effect=KeyboardInterrupt))
     result = ends(lambda: rungs.launch(Mock(), CommonOptions, ""), "06.py", *flags)
     assert (result.code, current) == (130, [number])
-
-
-def test_a_full_gpu_is_one_line():
-    error = "CUDA out of memory. Tried to allocate 1 GiB. GPU 0 has a total capacity of 1 GiB. ..."
-    message = describe_device_error(torch.OutOfMemoryError(error))
-    assert message.startswith("CUDA out of memory. Tried to allocate")
-    assert message.endswith("--replay-size may fit")
 
 
 def test_a_player_acts_where_it_can_reach_the_weights(monkeypatch, gpus):
@@ -129,8 +126,6 @@ def test_a_container_may_count_its_cores_anew_and_limit_them_and_memory(monkeypa
         limit.write_text("max\n")
         assert ReplayOptions(replay_size=10**6, env="Pong").validation_error().startswith("--env")
         limit.write_text(f"{2 * 2**30}\n")
-        text = (
-            "--replay-size: 1,000,000 transitions take 7.1 GiB, this machine or container has 2.0"
-        )
-        assert ReplayOptions(replay_size=10**6).validation_error().startswith(text)
+        error = ReplayOptions(replay_size=10**6).validation_error()
+        assert error.startswith("--replay-size: 1,000,000 transitions take 7.1 GiB, this machine")
         limit.unlink()

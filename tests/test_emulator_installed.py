@@ -29,9 +29,9 @@ def test_the_rung_says_in_one_line_that_numba_is_missing(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_rom_and_another_one_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_gpu_or_rom_and_another_one_are_told(tmp_path, monkeypatch) -> None:
+    for device in ["cuda:99"] + ["cuda"] * (not torch.cuda.is_available()):
+        assert missing(device) == f"torch finds no GPU {device} on this machine"
     other = tmp_path / "breakout.bin"
     other.write_bytes(b"\x00" * 2048)
     with pytest.raises(EmulatorError, match=r"\A.*breakout.bin is not the Pong .*\Z"):
@@ -41,11 +41,6 @@ def test_a_missing_rom_and_another_one_are_told(
     assert missing().startswith("no ROM at /none/roms/pong.bin (No such file")
     monkeypatch.setattr("pong_emulator.rom.find_spec", lambda name: None)
     assert missing() == "Pong's ROM comes with ale-py, which is not installed: pip install ale-py"
-
-
-def test_a_missing_gpu_is_told() -> None:
-    for device in ["cuda:99"] + ["cuda"] * (not torch.cuda.is_available()):
-        assert missing(device) == f"torch finds no GPU {device} on this machine"
 
 
 @pytest.mark.usefixtures("console")

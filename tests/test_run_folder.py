@@ -40,7 +40,6 @@ from lib.training.speedrun_options import SharedCoresOptions, SpeedrunOptions
 
 FLAGS = ("--replay-initial", "20", "--replay-size", "200", "--batch-size", "4")
 FLAGS += ("--checkpoint-every", "10")
-Handler = Callable[[Engine, Run], None]
 
 
 class Net(nn.Linear):
@@ -58,13 +57,7 @@ def start(tmp_path, ends, monkeypatch) -> Callable[..., Ended]:
     (elsewhere / "runs").touch()
     monkeypatch.chdir(elsewhere)
 
-    def start(
-        *flags: str,
-        every: Handler = lambda engine, run: None,
-        reward: int = 0,
-        spoil: Callable[[nn.Module], object] = lambda net: None,
-        **more: nn.Module,
-    ) -> Ended:
+    def start(*flags, every=lambda engine, run: None, reward=0, spoil=lambda net: None, **more):
         def train(options: ReplayOptions, run: Run) -> State:
             net = Net(500, 500)
             spoil(net)

@@ -4,6 +4,7 @@ import ast
 import os
 import re
 import runpy
+import shutil
 import signal
 import sys
 from dataclasses import fields, replace
@@ -125,8 +126,8 @@ def test_slow_gradients_change_no_number(trained):
 
 
 @pytest.mark.parametrize("script", ["06_compiled_update", "07_speedrun", "10_thousands_of_games"])
-def test_other_rungs_are_resumed(script, trained_copy, program, monkeypatch):
-    run = trained_copy(script)
+def test_other_rungs_are_resumed(script, trained, program, tmp_path, monkeypatch):
+    run = shutil.copytree(trained(script).folder, tmp_path / "run")
     before = read_checkpoint(find_checkpoint(run, "latest"))
     frames, seeds = frames_of(script) + 100, Mock(side_effect=game_seeds)
     for module in (vector_env, gpu_vector_env):
@@ -156,12 +157,10 @@ def test_a_resumed_player_does_not_play_its_first_game_again(script):
         if len(steps) % 400 == 0:
             raise EOFError  # the trainer is gone
 
-    params, epsilon = rung["Options"](seed=5), LinearSchedule(1.0, 1.0, 1)
+    arguments = SimpleNamespace(put=put), rung["Options"](seed=5), lambda states: states
     for frames in (0, 0, 1_000, 2_000):
         with pytest.raises(EOFError):
-            rung["player_process"](
-                SimpleNamespace(put=put), params, lambda states: states, epsilon, frames
-            )
+            rung["player_process"](*arguments, LinearSchedule(1.0, 1.0, 1), frames)
     first, again, resumed, later = np.split(np.concatenate([s.actions for s in steps]), 4)
     assert (first == again).all()
     for one, other in ((first, resumed), (first, later), (resumed, later)):
@@ -188,16 +187,13 @@ def test_a_new_run_begins_with_trained_weights(script, source, trained, program,
     for name, weight in before.state_dict().items():
         assert torch.equal(now.state_dict()[name], weight)
         assert torch.equal(target[name], weight.to(target[name].dtype))
+    another = trained("07_speedrun" if source != "07_speedrun" else "01_baseline").folder
+    result = program(script, "--init-from", another, "--run-dir", tmp_path)
+    assert (result.code, f"is not that of {script}" in one_line(result.error)) == (1, True)
 
 
-def test_weights_of_another_network_are_refused(trained, program, tmp_path):
-    flags = ("--init-from", trained("07_speedrun").folder, "--run-dir", tmp_path)
-    result = program("01_baseline", *flags)
-    assert (result.code, "is not that of 01_baseline" in one_line(result.error)) == (1, True)
-
-
-def test_the_precision_that_another_machine_chose_is_kept(trained_copy, monkeypatch):
-    run = trained_copy("07_speedrun")
+def test_the_precision_that_another_machine_chose_is_kept(trained, tmp_path, monkeypatch):
+    run = shutil.copytree(trained("07_speedrun").folder, tmp_path / "run")
     kept = read_checkpoint(find_checkpoint(run, "latest"))
     settings = kept["settings"]["hyperparameters"]
     settings["precision"] = {"float32": "bfloat16", "bfloat16": "float32"}[settings["precision"]]
