@@ -162,17 +162,17 @@ def short_run(script: str) -> list[str]:
     Updates take much more time than frames, so training begins late. Speedruns try their agent.
     """
     envs, frames = envs_of(script), frames_of(script)
-    flags = "--seed 5 --learning-rate 2e-4 --epsilon-frames 400 --batch-size 4"
+    flags = "--seed 5 --learning-rate 2e-4 --epsilon-frames 400"
     flags += f" --checkpoint-every 50 --max-frames {frames}"
     flags += f" --envs {envs}" if envs > 1 else ""
     if script in SPEEDRUNS:
-        flags += " --rollout 16 --epochs 1 --stop-reward -21 --trial-games 2"
+        flags += " --rollout 16 --batch-size 16 --epochs 1 --stop-reward -21 --trial-games 2"
     else:
         # The target network is copied often, so its values are a part of what is learned.
         updates = 200 if script in SERIAL and envs == 1 else 100  # two losses in TensorBoard
         filled = frames - updates * envs
         flags += f" --replay-initial {filled} --replay-size {filled} --target-sync 50"
-        flags += " --stop-reward 100"
+        flags += " --batch-size 4 --stop-reward 100"
     return flags.split()
 
 

@@ -37,20 +37,16 @@ def test_episodes_are_smoothed_from_the_first_one_on(tmp_path):
     assert curve(tmp_path, "episodes/frames") == [(1, 10.0), (2, 20.0), (3, 30.0)]
 
 
-def test_training_begins_when_enough_was_played_and_ends_at_the_frame_limit(tmp_path):
-    state, _ = play_episodes(tmp_path, [0.0] * 50, max_frames=53)
-    assert (state.frames, state.iteration, state.phase) == (53, 53 - 20, "training")
-    assert state.update_due
-    assert curve(tmp_path, "outcome/updates") == [(0, 33.0)]
-
-
-@pytest.mark.parametrize("max_frames", [50, 0])
-def test_who_never_trained_has_no_fps_and_who_failed_no_outcome(max_frames, tmp_path):
+@pytest.mark.parametrize(("initial", "limit", "updates"), [(20, 43, 23), (90, 50, 0), (90, 0, 0)])
+def test_who_never_trained_has_no_fps_and_who_failed_no_outcome(initial, limit, updates, tmp_path):
     """Without a limit the stream ends by itself, as that of a player that is lost."""
-    state, _ = play_episodes(tmp_path, [0.0] * 5, replay_initial=100, max_frames=max_frames)
-    assert (state.frames, state.iteration, state.phase) == (50, 0, "filling")
+    state, _ = play_episodes(tmp_path, [0.0] * 5, replay_initial=initial, max_frames=limit)
+    assert (state.frames, state.iteration) == (limit or 50, updates)
+    assert state.phase == ("training" if updates else "filling")
+    assert state.update_due or not updates
     tags = read_events(tmp_path).Tags()["scalars"]
-    assert ("outcome/frames" in tags, "outcome/fps" in tags) == (max_frames == 50, False)
+    assert ("outcome/frames" in tags, "outcome/fps" in tags) == (limit > 0, updates > 0)
+    assert not limit or curve(tmp_path, "outcome/updates") == [(0, updates)]
 
 
 @pytest.mark.parametrize(("goal", "solved"), [(17.0, 30), (None, 0)])
