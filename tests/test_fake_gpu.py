@@ -22,6 +22,7 @@ from gymnasium.vector import VectorEnv
 if torch.cuda.is_available():  # torch has room for one kind of accelerator
     pytest.skip("there is a real GPU, see test_gpu", allow_module_level=True)
 
+from conftest import BEYOND
 from fake_gpu import NAME, FakeGraph, FakeStream, GpuTensor, gpu, in_place_of_cuda, no_sharing
 from helpers import fail_to_open, listed, updates_of, watch
 from ignite.engine import Engine, Events
@@ -41,9 +42,7 @@ NO_BUFFER = {"rollout": 10, "batch_size": 10, "epsilon_start": 0.5}
 SMALL = {"updates": 4, "envs": 2, "precision": "float32"}
 
 
-def train(
-    script: str, folder: Path, device: str, updates: int = 12, **settings: Any
-) -> tuple[list[float], set[str]]:
+def train(script, folder, device, updates=12, **settings) -> tuple[list[float], set[str]]:
     """The loss of every update, and where the CPU waited between the first and the last.
 
     A rung draws the same random numbers on every device.
@@ -74,9 +73,7 @@ def plain_losses(script: str, folder: Path, **settings: Any) -> list[float]:
         return train(script, folder / "cpu", "cpu", **settings)[0]
 
 
-@pytest.mark.parametrize(
-    "script", ["01_baseline", "05_vector_env", "06_compiled_update", "07_speedrun"]
-)
+@pytest.mark.parametrize("script", ["01_baseline", *BEYOND[:3]])
 def test_a_rung_learns_the_same_and_waits_for_its_actions_alone(script, tmp_path):
     settings = {"envs": 2} if script != "01_baseline" else {}
     settings |= {"precision": "float32"} if script[:2] in ("06", "07") else {}

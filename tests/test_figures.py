@@ -103,6 +103,9 @@ def test_beside_the_chapter(script: str) -> None:
     )
     change = f" ({100 * (fps(script) / fps(BASELINE) - 1):+.0f} %)" * (script != BASELINE)
     assert cells == [book_fps, f"{fps(script):.0f}{change}", book_minutes]
+    third_edition = [f"{third}" for _, third in BOOK[script]]
+    cells = table("results/README.md", "The book's third edition")
+    assert cells[NAMES.get(script, script[:2])] == third_edition
 
 
 def test_longer_runs_make_the_fps_of_shorter_ones() -> None:
@@ -129,17 +132,13 @@ def test_the_frames_to_17() -> None:
             assert words.format(*told) in one_line(RESULTS)
 
 
-def test_the_runs_that_never_learned() -> None:
-    page = (ZEN4 / "solved/README.md").read_text(encoding="utf-8")
+def test_the_runs_with_other_seeds() -> None:
+    page = (ZEN4 / "solved/README.md").read_text(encoding="utf-8").replace("**", "")
     died = [runs(ZEN4 / SOLVED)[script][1] for script in (BASELINE, "02_n_envs", "03_parallel")]
     told = "stopped after {:,}, {:,} and {:,} frames".format(*(record.frames for record in died))
     assert told in one_line(RESULTS)
     assert all(f"never: stopped after {record.frames:,}" in page for record in died)
-
-
-def test_the_games_of_the_other_seeds() -> None:
     games = (ZEN4 / "solved/games.txt").read_text(encoding="utf-8")
-    page = (ZEN4 / "solved/README.md").read_text(encoding="utf-8").replace("**", "")
     means = re.findall(r"30 games, mean (.*), standard deviation .*, (.* to .*)", games)
     assert len(means) == 11  # of 04 also games as trained
     assert all(f"{float(mean):.1f} ({bounds})" in page for mean, bounds in means)
@@ -241,12 +240,6 @@ def test_the_games_after_no_ops() -> None:
         assert at_17(script)[4] == f"{sum(rewards) / len(rewards):.1f} ({low:.0f} to {high:.0f})"
 
 
-def test_the_third_edition() -> None:
-    cells = table("results/README.md", "The book's third edition")
-    for script, ((_, third_fps), (_, third_minutes)) in BOOK.items():
-        assert cells[NAMES.get(script, script[:2])] == [f"{third_fps}", f"{third_minutes}"]
-
-
 def of(name: str) -> list[Record]:
     """The runs of a record."""
     folder, script = RECORDS[name]
@@ -277,12 +270,11 @@ def test_the_record(name: str) -> None:
 
 @pytest.mark.parametrize("script", ["07_speedrun", "08_recompiled_pong"])
 def test_the_speedruns_in_the_ladder(script: str) -> None:
-    records = of(script[:2])
+    records, cells = of(script[:2]), table("README.md", "The ladder")[f"{script}.py"]
     assert [record.solved for record in records] == [True] * 10
-    middle_fps = median(record.fps for record in records)
+    middle_fps = f"{median(record.fps for record in records):,.0f}"
     frames_to_17 = span([record.to_bar[0] / 1e6 for record in records], "{:.2f}")
-    cells = table("README.md", "The ladder")[f"{script}.py"]
-    assert cells[1:] == [f"{middle_fps:,.0f}", frames_to_17, until(script[:2])[0]]
+    assert cells[1:] == [middle_fps, frames_to_17, until(script[:2])[0]]
 
 
 def test_thousands_of_games_on_a_cpu() -> None:
@@ -299,17 +291,12 @@ def test_thousands_of_games_on_a_cpu() -> None:
     assert f"08 needs {middle:,.0f} steps" in one_line(ROOT / page)
 
 
-def test_the_headline() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "").split("##")[0]
-    words = " ".join(readme.split())
-    until_17, until_won = until("08")
-    assert f"after {until_won.replace(' (', ' minutes (')}" in words
-    assert f"at 17 after {until_17}" in words
-
-
-def test_the_lines_of_the_terminal() -> None:
+def test_the_headline_and_the_lines_of_the_terminal() -> None:
     """They are those of a run in the middle, of ten."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    words, (until_17, until_won) = " ".join(readme.replace("**", "").split()), until("08")
+    assert f"after {until_won.replace(' (', ' minutes (')}" in words
+    assert f"at 17 after {until_17}" in words
     sample = re.search(r"\n\n    (avg_reward 17 .*?)\n\n", readme, re.DOTALL)[1].split("\n    ")
     records = sorted(of("08"), key=attrgetter("minutes"))
     (record,) = (one for one in records[4:6] if f"{one.frames:,}" in sample[0])
