@@ -162,20 +162,15 @@ def arrivals(envs: int, steps: int, count: int) -> Iterator[list[Transitions]]:
         yield [stream.step(ended, ended) for ended in ends]
 
 
-@pytest.mark.parametrize(
-    ("script", "settings"),
-    [
-        ("01_baseline", {}),
-        ("02_n_envs", {"envs": 5, "steps": 3}),
-        ("06_compiled_update", {"envs": 8, "stack": 3}),
-    ],
-)
-def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(
-    script, settings, monkeypatch
-):
+PLAYING = {"01_baseline": {}, "02_n_envs": {"envs": 5, "steps": 3}}
+PLAYING |= {"06_compiled_update": {"envs": 8, "stack": 3}}
+
+
+@pytest.mark.parametrize("script", PLAYING)
+def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(script, monkeypatch):
     """Also if it was restored meanwhile, from chunks of which some have not changed."""
     monkeypatch.setattr("lib.learning.replay_buffer.CHUNK", 7)
-    rung = options_of(script)
+    rung, settings = options_of(script), PLAYING[script]
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
     options = next(options for options in sizes if options.validation_error() is None)
     kind = DeviceReplayBuffer if script == "06_compiled_update" else ReplayBuffer
