@@ -154,17 +154,17 @@ def test_a_trial_has_games_of_its_own_and_ends_with_a_lost_one_or_a_signal(run, 
         return begun
 
     monkeypatch.setattr(ThreadedPongVectorEnv, "reset", note)
-    run.params = replace(PONG, trial_games=64)
+    run.params = replace(PONG, trial_games=8)
     for interrupted in (False, True):
         trials.append([])
         engine = Mock(state=SimpleNamespace(frames=int(interrupted)))
         run.signal = signal.SIGINT if interrupted else None
         trial = run_trial(plays_badly, engine, run)
-        assert (trial.games, trial.won, trial.passed) == (64, 0, False)
+        assert (trial.games, trial.won, trial.passed) == (8, 0, False)
         assert trial.decided != interrupted
         assert (engine.fire_event.call_count > 700) != interrupted  # once a step, for the terminal
         assert list(trial.rewards) == [] if interrupted else min(trial.rewards) <= -19
-    assert len(set(trials[0] + trials[1])) == 2 * 64
+    assert len(set(trials[0] + trials[1])) == 2 * 8
     assert 29 < max(starts) <= 59  # FIRE is one of these emulated frames, which training has not
 
 
