@@ -50,9 +50,12 @@ def torchs_switches() -> Iterator[None]:
     """Rungs set them for a whole process; the next test has denormal numbers, and one thread."""
     import torch
 
+    from lib.gpu_checks import fallbacks
+
     yield
     torch.set_flush_denormal(False)
     torch.set_num_threads(1)
+    fallbacks.clear()
 
 
 @pytest.fixture(scope="session")
