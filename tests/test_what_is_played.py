@@ -94,7 +94,6 @@ def test_settings_arrive_where_they_are_used(script, tmp_path, monkeypatch, game
     monkeypatch.setattr(module, "Player", player := MagicMock(), raising=False)
     settings = {"replay_initial": 500, "epsilon_frames": 100, "epsilon_final": 0.5, "seed": 7}
     settings |= {"steps": STEPS[script]} if script in STEPS else {}
-    settings |= {"player_timeout": 7.0} if script in PARALLEL else {}
     options = train(script, tmp_path, adam_epsilon=0.5, batch_size=5, **settings)
     _, _, epsilon, saved, *_ = attach.call_args.args
     optimizer = saved.get("optimizer")
@@ -109,7 +108,7 @@ def test_settings_arrive_where_they_are_used(script, tmp_path, monkeypatch, game
     frames = getattr(options, "envs", 1) * STEPS.get(script, 1)
     assert size == (None if script == "06_compiled_update" else 5 * frames)
     if script in PARALLEL:
-        player.assert_called_once_with(module.player_process, ANY, 4, timeout=7.0, device="cpu")
+        player.assert_called_once_with(module.player_process, ANY, 4, options)
     else:
         next(iter(source))
         assert game_seeds.call_args.args[0] == 7
