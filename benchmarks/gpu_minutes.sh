@@ -48,14 +48,14 @@ techniques() { # seconds, parts
 }
 
 if [ "$part" = first ]; then
-  # Compiled beside the first measurements, which need one core: the emulator for the CPU, then for
-  # the GPU.
-  warp=$([ -n "$TINY" ] || echo ', device="cuda"')
+  # Compiled beside the first measurements, which need one core: the emulator for the CPU and the GPU.
+  where=$([ -n "$TINY" ] && echo cpu || echo cuda)
   taskset -c "0-$((($(nproc) + 3) / 4 - 1))" python -c "
-import time, pong_emulator as p
-t = time.time(); p.prepare(); print(f'compiled for the CPU: {time.time() - t:.0f} s', flush=True)
-g = p.PongVectorEnv(4, stack=1$warp); g.reset(); g.send([0] * 4); g.recv()
-print(f'and for the GPU: {time.time() - t:.0f} s')" >"$kept/compiled.txt" 2>&1 &
+import time, pong_emulator
+began = time.time()
+with pong_emulator.preparing('$where'):
+    pass
+print(f'the emulator compiled in {time.time() - began:.0f} s')" >"$kept/compiled.txt" 2>&1 &
   compiling=$!
   [ -n "$TINY" ] || nvidia-smi >>"$log" 2>&1
   techniques 60 calls device precision copies profiler
