@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What to do with a quarter of an hour on a GPU, in two parts: nine minutes, a look, three more.
+# What to do with a quarter of an hour on a GPU, in two parts: nine minutes, a look, three more. What
+# says most comes first, as what is left of a part may not suffice for all of it.
 #
 #     OUT=folder bash benchmarks/gpu_minutes.sh first
 #     OUT=folder bash benchmarks/gpu_minutes.sh second [FLAGS of 10]
@@ -58,23 +59,23 @@ with pong_emulator.preparing('$where'):
 print(f'the emulator compiled in {time.time() - began:.0f} s')" >"$kept/compiled.txt" 2>&1 &
   compiling=$!
   [ -n "$TINY" ] || nvidia-smi >>"$log" 2>&1
-  techniques 60 calls device precision copies profiler
-  techniques 60 compilation
-  step 130 python -m benchmarks peers --python "$peers" --only ptan --rounds 1 --frames "$frames" \
+  techniques 45 calls device precision copies profiler
+  step 120 python -m benchmarks peers --python "$peers" --only ptan --rounds 1 --frames "$frames" \
     --out "$kept/peers" "${cuda[@]}"
+  wait "$compiling"
+  cat "$kept/compiled.txt" >>"$log"
+  for seed in 90 91 92; do
+    rung 45 10_thousands_of_games --seed "$seed" "${small[@]}"
+  done
+  rung 75 08_recompiled_pong ${TINY:+--max-frames 600}
+  # shellcheck disable=SC2086  # several numbers
+  step 60 python -m benchmarks emulator --games $games --rounds 2 --out "$kept/emulator" "${cuda[@]}"
   fps 03_parallel --play-device cpu
   for script in 00_slow_grads 04_new_wrappers_n_env 04_new_wrappers_parallel 05_vector_env; do
     fps "$script"
   done
   rung 30 06_compiled_update --replay-initial $filling --max-frames $((filling + 8 * frames))
-  wait "$compiling"
-  cat "$kept/compiled.txt" >>"$log"
-  # shellcheck disable=SC2086  # several numbers
-  step 75 python -m benchmarks emulator --games $games --rounds 2 --out "$kept/emulator" "${cuda[@]}"
-  rung 75 08_recompiled_pong ${TINY:+--max-frames 600}
-  for seed in 90 91 92; do
-    rung 45 10_thousands_of_games --seed "$seed" "${small[@]}"
-  done
+  techniques 45 compilation
   rung 90 06_compiled_update ${TINY:+--replay-initial 60 --max-frames 100}
 else
   rung 60 10_thousands_of_games --seed 93 "${small[@]}" "$@"
