@@ -1,8 +1,8 @@
 """The options of rungs: frozen dataclasses, of which every field is also a flag.
 
 ``option`` makes a field. The options of a rung with a replay buffer inherit from ``ReplayOptions``;
-``lib.training.speedrun_options`` has those of 07, 08 and 10. ``lib.training.flags`` reads them from the
-command line. A rung calls them ``params``, as the book does.
+``lib.training.speedrun_options`` has those of 07, 08 and 10. ``lib.training.flags`` reads them from
+the command line. A rung calls them ``params``, as the book does.
 """
 
 import math
