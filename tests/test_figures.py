@@ -180,9 +180,11 @@ def test_networks_live_without_the_mean() -> None:
     for (rung, seed), (*_, last) in seen.items():
         at = {look["updates"]: look["alive"] for look in seen[rung, seed]}
         apart = [look["updates"] for look in seen[rung, seed] if float(look["spread"]) >= 0.01]
-        if "3000" in at:
-            units = f"{at['3000']} | {last['alive']} after {int(last['updates']):,}"
-            assert f"| {rung} | {seed} | {units} | {int(apart[0]):,} |" in text
+        units = f"{at['3000']} | {last['alive']} after {int(last['updates']):,}"
+        assert f"| {rung} | {seed} | {units} | {int(apart[0]):,} |" in text
+    left = [int(looks[-1]["alive"]) for (rung, _), looks in seen.items() if rung == "01"]
+    assert len(left) == 10
+    assert f"have {min(left)} to {max(left)} of their 64 units after 10,000 updates" in text
     assert ReplayOptions().adam_epsilon == 1e-8
 
 
