@@ -65,8 +65,8 @@ def train(params: ReplayOptions, run: Run) -> None:
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     saved |= {"agent": agent, "experience": experience}
-    # These smooth rewards of whole games and stop at --stop-reward, or at --max-frames. TensorBoard
-    # gets curves, and checkpoints get what is in ``saved``.
+    # These handlers smooth the rewards of whole games, stop at --stop-reward or --max-frames, write
+    # TensorBoard's curves, and save checkpoints of what is in ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batches = batch_generator(engine, experience, buffer, params.replay_initial, params.batch_size)
     engine.run(batches)

@@ -72,8 +72,8 @@ def train(params: Options, run: Run) -> None:
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     saved |= {"agent": agent, "experience": experience}
-    # These smooth rewards of whole games and stop at --stop-reward, or at --max-frames. TensorBoard
-    # gets curves, and checkpoints get what is in ``saved``.
+    # These handlers smooth the rewards of whole games, stop at --stop-reward or --max-frames, write
+    # TensorBoard's curves, and save checkpoints of what is in ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batch_size = params.batch_size * params.envs * params.steps
     engine.run(batch_generator(engine, experience, buffer, params.replay_initial, batch_size))

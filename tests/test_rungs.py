@@ -289,7 +289,7 @@ def test_every_rung_explains_itself(script, ends):
     source = RUNGS[script]
     assert len(source.splitlines()) <= 115
     if script in SERIAL + PARALLEL:  # the reader of the book finds the handlers
-        assert "    # These smooth rewards of whole games and stop at --stop-reward" in source
+        assert "    # These handlers smooth the rewards of whole games, stop at" in source
     description = ast.get_docstring(ast.parse(source))
     text = ends(lambda: parse(options, description), script, "--help").out
     assert max(map(len, text.splitlines())) <= 80
