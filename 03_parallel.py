@@ -1,13 +1,13 @@
 """Parallel: one process plays while another one trains.
 
-A player process steps the environment and puts its experience on a bounded queue. This process
-takes what is in the queue and makes one gradient step with a batch of 32 * ``--steps``. Neither
-process waits for the other unless the queue is empty or full. (With an empty queue, the chapter's
-trainer makes another update without new frames.) If the player is the faster one, an update has 2 *
-``--steps`` new frames: half as many samples per frame as in 01. The player acts with the live
-weights of the network, in memory that both processes share. With ``--play-device`` or
-``--sync-frames`` it has its own copy and refreshes it now and then. An update is meant for
-``--steps`` frames, so epsilon falls ``--steps`` times as slowly.
+A player process steps the environment and puts its experience on a queue of at most 2 * ``--steps``
+frames. This process takes what is in the queue and makes one gradient step with a batch of 32 *
+``--steps``. It waits only while the queue is empty, the player only while it is full. (With an
+empty queue, the chapter's trainer makes another update without new frames.) If the player is the
+faster one, an update has 2 * ``--steps`` new frames: half as many samples per frame as in 01. The
+player acts with the live weights of the network, in memory that both processes share. With
+``--play-device`` or ``--sync-frames`` it has its own copy and refreshes it now and then. Epsilon
+falls from the first frame on, ``--steps`` times as slowly: an update is meant for so many frames.
 
 The chapter measured 402 FPS against 159 of the baseline (+152 %), and 59 minutes against 105 to
 solve Pong (-43 %).
@@ -77,7 +77,7 @@ def train(params: Options, run: Run) -> None:
         params.epsilon_start, params.epsilon_final, params.epsilon_frames * params.steps
     )
     arguments = (params, net, epsilon, run.frames_before)
-    player = Player(player_process, arguments, 2 * params.steps, params)
+    player = Player(player_process, arguments, bound=2 * params.steps, options=params)
     buffer = ReplayBuffer(params.replay_size, observation_shape, run.device, params.seed)
 
     def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:

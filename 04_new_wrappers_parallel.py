@@ -79,7 +79,7 @@ def train(params: Options, run: Run) -> None:
         params.epsilon_start, params.epsilon_final, params.epsilon_frames * params.steps
     )
     arguments = (params, net, epsilon, run.frames_before)
-    player = Player(player_process, arguments, 2 * params.steps, params)
+    player = Player(player_process, arguments, bound=2 * params.steps, options=params)
     buffer = ReplayBuffer(params.replay_size, observation_shape, run.device, params.seed)
 
     def process_batch(engine: Engine, batch: Batch) -> torch.Tensor:

@@ -108,7 +108,7 @@ def test_settings_arrive_where_they_are_used(script, tmp_path, monkeypatch, game
     frames = getattr(options, "envs", 1) * STEPS.get(script, 1)
     assert size == (None if script == "06_compiled_update" else 5 * frames)
     if script in PARALLEL:
-        player.assert_called_once_with(module.player_process, ANY, 4, options)
+        player.assert_called_once_with(module.player_process, ANY, bound=4, options=options)
     else:
         next(iter(source))
         assert game_seeds.call_args.args[0] == 7
