@@ -53,7 +53,7 @@ def train(params: Options, run: Run) -> None:
     rollout = Rollout(params.rollout, envs.shape, params.gamma, params.q_lambda, run.device)
     win_rate = WinRate()
     progress = LinearSchedule(0, 1, params.schedule_frames) if params.any_game else win_rate
-    rate = ProgressSchedule(params.learning_rate, params.learning_rate_final, progress)
+    learning_rate = ProgressSchedule(params.learning_rate, params.learning_rate_final, progress)
     ema_step = ProgressSchedule(1.0, 1 / params.averaged, progress)
     epochs = ProgressSchedule(params.epochs, params.epochs_final, progress, begin=0.5)
     epsilon = maximum(
@@ -75,7 +75,7 @@ def train(params: Options, run: Run) -> None:
         net.adam(gradients)
         return loss
 
-    # The games of trials, in another process, while the network compiles.
+    # The emulator of trials compiles in another process, the network in this one.
     with show_elapsed("preparing trials, and the network"), preparing_fast_games(params.env):
         choose = CapturedForward(act, envs.shape, run.device, compiled=True)
         learn = CompiledUpdate(update, run.device, net, rollout.position)
@@ -91,7 +91,7 @@ def train(params: Options, run: Run) -> None:
             actions = explore(chosen, frame)
             envs.send(actions)
             rollout.record_values(states, values)  # and compute returns, while the games are played
-            net.learning_rate.fill_(rate(frame))
+            net.learning_rate.fill_(learning_rate(frame))
             net.ema_step.fill_(ema_step(frame))
             if rollout.ready:
                 updates_due += epochs(frame) * params.envs / params.batch_size

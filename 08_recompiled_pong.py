@@ -48,7 +48,7 @@ def train(params: Options, run: Run) -> None:
     )
     rollout = Rollout(params.rollout, envs.shape, params.gamma, params.q_lambda, run.device)
     win_rate = WinRate()
-    rate = ProgressSchedule(params.learning_rate, params.learning_rate_final, win_rate)
+    learning_rate = ProgressSchedule(params.learning_rate, params.learning_rate_final, win_rate)
     ema_step = ProgressSchedule(1.0, 1 / params.averaged, win_rate)
     epochs = ProgressSchedule(params.epochs, params.epochs_final, win_rate, begin=0.5)
     epsilon = maximum(
@@ -70,7 +70,7 @@ def train(params: Options, run: Run) -> None:
         net.adam(gradients)
         return loss
 
-    # In another process, while the network compiles.
+    # The emulator compiles in another process, the network in this one.
     with show_elapsed("preparing the emulator, and the network"), pong_emulator.preparing():
         choose = CapturedForward(act, envs.shape, run.device, compiled=True)
         learn = CompiledUpdate(update, run.device, net, rollout.position)
@@ -86,7 +86,7 @@ def train(params: Options, run: Run) -> None:
             actions = explore(chosen, frame)
             envs.send(actions)
             rollout.record_values(states, values)  # and compute returns, while the games are played
-            net.learning_rate.fill_(rate(frame))
+            net.learning_rate.fill_(learning_rate(frame))
             net.ema_step.fill_(ema_step(frame))
             if rollout.ready:
                 updates_due += epochs(frame) * params.envs / params.batch_size

@@ -42,7 +42,7 @@ def train(params: Options, run: Run) -> None:
     )
     rollout = Rollout(params.rollout, envs.shape, params.gamma, params.q_lambda, run.device)
     win_rate = WinRate()
-    rate = ProgressSchedule(params.learning_rate, params.learning_rate_final, win_rate)
+    learning_rate = ProgressSchedule(params.learning_rate, params.learning_rate_final, win_rate)
     ema_step = ProgressSchedule(1.0, 1 / params.averaged, win_rate)
     epochs = ProgressSchedule(params.epochs, params.epochs_final, win_rate, begin=0.5)
     epsilon = maximum(
@@ -91,7 +91,7 @@ def train(params: Options, run: Run) -> None:
         while not engine.should_terminate:
             frame = engine.state.frames
             rollout_epsilon.fill_(epsilon(frame))
-            net.learning_rate.fill_(rate(frame))
+            net.learning_rate.fill_(learning_rate(frame))
             net.ema_step.fill_(ema_step(frame))
             for _ in range(params.rollout):
                 step()
