@@ -56,9 +56,9 @@ def lambda_returns(
         float32, (time, environments).
     """
     returns = torch.empty_like(rewards)
-    following = values[-1]
+    next_return = values[-1]
     for t in reversed(range(len(rewards))):
-        mixed = (1 - q_lambda) * values[t + 1] + q_lambda * following
-        following = rewards[t] + gamma * (1 - dones[t]) * mixed
-        returns[t] = following
+        mixed = (1 - q_lambda) * values[t + 1] + q_lambda * next_return
+        next_return = rewards[t] + gamma * (1 - dones[t]) * mixed
+        returns[t] = next_return
     return returns

@@ -46,19 +46,19 @@ class Rollout:
         self._values = torch.zeros((length + 1, n), device=device)
         self._actions = torch.zeros((length, n), dtype=torch.int64, device=device)
         self._rewards, self._dones = torch.zeros((2, length, n), device=device)
-        # What ``record_step`` records, until the rollout is sent to the device: of the same kinds.
+        # What ``record_step`` records: actions, rewards, dones, sent to the device at the end.
         kinds = np.int64, np.float32, np.float32
         self._outcomes = [np.zeros((length, n), kind) for kind in kinds]
         # A random order of the frames, and the place in it of the next sample. Sampling moves it.
         self._order = torch.arange(length * n, device=device)
         self.position = torch.zeros((), dtype=torch.int64, device=device)
         self._step = 0
-        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next ``record``
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # as ``_step``
         self.ready = False  # a finished rollout exists
         tables = (self._states, self._actions, self._rewards)  # all zeros
         self.targets = Targets(*(table.flatten(0, 1).clone() for table in tables))
 
-    def __len__(self) -> int:  # frames
+    def __len__(self) -> int:  # frames of all environments
         return len(self.targets.actions)
 
     def record_values(self, states: torch.Tensor, values: torch.Tensor) -> None:
@@ -80,7 +80,7 @@ class Rollout:
             table[self._step] = column
         self._step += 1
 
-    # The same for a CUDA graph, to which the number of the step is a tensor.
+    # The same for a CUDA graph: it needs the number of the step as a tensor, ``_place``.
 
     def record_choice(
         self, states: torch.Tensor, values: torch.Tensor, actions: torch.Tensor
