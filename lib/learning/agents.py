@@ -14,45 +14,8 @@ from lib.transfer import upload
 QFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
-def sample_softmax(values: Any, temperature: float, noise: Any = None) -> Any:
-    """Sample actions from softmax(values / temperature), int64 (n,); 0: the greedy ones.
-
-    Near-ties are broken at random then, and clear choices stay. Pong itself is deterministic: a
-    greedy agent that loses a point may get the same serve again, and lose in the same way until the
-    game is over. The greatest value with Gumbel noise is a sample of the softmax.
-
-    Args:
-        values: of the actions, float32 (n, actions), torch or NumPy.
-        temperature: about a tenth of what separates the best action from the second one.
-        noise: Gumbel noise, (n, actions); None: torch draws it.
-    """
-    if noise is None:
-        noise = -torch.empty_like(values).exponential_().log()
-    return (values + temperature * noise).argmax(1)
-
-
-def sample_actions(
-    values: np.ndarray, epsilon: float, temperature: float, randoms: Sequence[np.random.Generator]
-) -> np.ndarray:
-    """Epsilon-greedy actions, or epsilon-softmax ones, with random numbers of each game.
-
-    Args:
-        values: float32 (n, actions).
-        epsilon, temperature: of all games.
-        randoms: n generators, as a game's numbers do not depend on the others.
-
-    Returns:
-        int64 (n,).
-    """
-    count = values.shape[1]
-    noisy = count if temperature else 0
-    drawn = np.array([(r.random(), r.integers(count), *r.gumbel(size=noisy)) for r in randoms])
-    chosen = sample_softmax(values, temperature, drawn[:, 2:] if temperature else 0.0)
-    return np.where(drawn[:, 0] < epsilon, drawn[:, 1].astype(np.int64), chosen)
-
-
 class EpsilonGreedy:
-    """Base of both kinds: epsilon by frame, and a stream of random numbers."""
+    """Base of the two classes below: epsilon by frame, and a stream of random numbers."""
 
     def __init__(self, n_actions: int, epsilon: Schedule, seed: int = 0) -> None:
         self.n_actions, self.epsilon = n_actions, epsilon
@@ -63,26 +26,6 @@ class EpsilonGreedy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._rng.bit_generator.state = state["random"]
-
-
-class Exploration(EpsilonGreedy):
-    """Epsilon-greedy over given actions, for a rung that needs the values of all states anyway.
-
-    ``EpsilonGreedyAgent`` computes values only for the states in which it acts greedily.
-    """
-
-    def __call__(self, chosen: torch.Tensor, frame: int) -> np.ndarray:
-        """The actions to play at this frame, int64 (n,); the chosen ones may be on any device."""
-        actions = chosen.cpu().numpy().copy()
-        at_random = self._rng.random(len(actions)) < self.epsilon(frame)
-        actions[at_random] = self._rng.integers(self.n_actions, size=at_random.sum())
-        return actions
-
-
-def epsilon_greedy(chosen: torch.Tensor, epsilon: torch.Tensor, n_actions: int) -> torch.Tensor:
-    """Epsilon-greedy on the device: replace actions, int64 (n,), with probability epsilon, ()."""
-    at_random = torch.rand(chosen.shape, device=chosen.device) < epsilon
-    return torch.where(at_random, torch.randint_like(chosen, n_actions), chosen)
 
 
 class EpsilonGreedyAgent(EpsilonGreedy):
@@ -117,10 +60,9 @@ class EpsilonGreedyAgent(EpsilonGreedy):
         greedy = self._rng.random(len(states)) >= self.epsilon(self.frames)
         actions = self._rng.integers(self.n_actions, size=len(states))
         if greedy.any():
-            chosen = np.stack([np.asarray(states[i]) for i in np.flatnonzero(greedy).tolist()])
-            (states_there,) = upload(self.device, chosen)
-            values = self.q_function(states_there)
-            actions[greedy] = values.argmax(1).cpu().numpy()
+            stacks = np.stack([np.asarray(states[i]) for i in np.flatnonzero(greedy).tolist()])
+            (greedy_states,) = upload(self.device, stacks)
+            actions[greedy] = self.q_function(greedy_states).argmax(1).cpu().numpy()
         self.frames += len(states)
         return actions
 
@@ -130,3 +72,60 @@ class EpsilonGreedyAgent(EpsilonGreedy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.frames = state["frames"]
+
+
+class Exploration(EpsilonGreedy):
+    """Epsilon-greedy over given actions, for a rung that needs the values of all states anyway.
+
+    ``EpsilonGreedyAgent`` computes values only for the states in which it acts greedily.
+    """
+
+    def __call__(self, chosen: torch.Tensor, frame: int) -> np.ndarray:
+        """The actions to play at this frame, int64 (n,); the chosen ones may be on any device."""
+        actions = chosen.cpu().numpy().copy()
+        at_random = self._rng.random(len(actions)) < self.epsilon(frame)
+        actions[at_random] = self._rng.integers(self.n_actions, size=at_random.sum())
+        return actions
+
+
+def epsilon_greedy(chosen: torch.Tensor, epsilon: torch.Tensor, n_actions: int) -> torch.Tensor:
+    """Epsilon-greedy on the device: replace actions, int64 (n,), with probability epsilon, ()."""
+    at_random = torch.rand(chosen.shape, device=chosen.device) < epsilon
+    return torch.where(at_random, torch.randint_like(chosen, n_actions), chosen)
+
+
+def sample_softmax(values: Any, temperature: float, noise: Any = None) -> Any:
+    """Sample actions from softmax(values / temperature), int64 (n,); temperature 0: greedy.
+
+    Near-ties are broken at random then, and clear choices stay. Pong itself is deterministic: a
+    greedy agent that loses a point may get the same serve again, and lose in the same way until the
+    game is over. The greatest value with Gumbel noise is a sample of the softmax.
+
+    Args:
+        values: of the actions, float32 (n, actions), torch or NumPy.
+        temperature: about a tenth of what separates the best action from the second one.
+        noise: Gumbel noise, (n, actions); None: torch draws it.
+    """
+    if noise is None:
+        noise = -torch.empty_like(values).exponential_().log()
+    return (values + temperature * noise).argmax(1)
+
+
+def sample_actions(
+    values: np.ndarray, epsilon: float, temperature: float, randoms: Sequence[np.random.Generator]
+) -> np.ndarray:
+    """Epsilon-greedy actions, or epsilon-softmax ones, with random numbers of each game.
+
+    Args:
+        values: float32 (n, actions).
+        epsilon, temperature: of all games.
+        randoms: n generators, as a game's numbers do not depend on the others.
+
+    Returns:
+        int64 (n,).
+    """
+    count = values.shape[1]
+    noisy = count if temperature else 0
+    drawn = np.array([(r.random(), r.integers(count), *r.gumbel(size=noisy)) for r in randoms])
+    chosen = sample_softmax(values, temperature, drawn[:, 2:] if temperature else 0.0)
+    return np.where(drawn[:, 0] < epsilon, drawn[:, 1].astype(np.int64), chosen)
