@@ -12,10 +12,10 @@ RESET = -1  # recorded as an action: a reset within a game, after a lost life
 
 
 class Episode(NamedTuple):
-    """A whole game, with unclipped reward and across lives."""
+    """A whole game, across lives; with ``EpisodicLife`` every life is an episode of it."""
 
-    reward: float  # unclipped, lives included
-    steps: int  # the agent's frames; a FIRE, or no-op, that a wrapper plays is none
+    reward: float  # unclipped
+    steps: int  # those of the agent: a FIRE or no-op of a wrapper does not count
 
 
 class Transitions(NamedTuple):
@@ -75,7 +75,7 @@ class ExperienceSource:
         self._games, self._starts = state["games"], np.array(state["begins"])
         for i, (env, game) in enumerate(zip(self.envs, self._games, strict=True)):
             if game["random"]:
-                env.unwrapped.reset(seed=0)  # ALE begins later games otherwise than its first one
+                env.unwrapped.reset(seed=0)  # in ALE a first game begins differently
                 env.unwrapped.np_random.bit_generator.state = game["random"]
             newest, _ = env.reset(seed=game["seed"])
             for action in game["actions"]:
@@ -86,14 +86,14 @@ class ExperienceSource:
     def __iter__(self) -> Iterator[list[Transitions]]:
         if not self._states:
             seeds = game_seeds(self.seed, len(self.envs)).tolist()
-            self._states = [self._begin_game(i, seed)[0] for i, seed in enumerate(seeds)]
+            self._states = [self._begin_game(i, seed) for i, seed in enumerate(seeds)]
         while True:
             yield [self._step() for _ in range(self.steps)]
 
-    def _begin_game(self, i: int, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+    def _begin_game(self, i: int, seed: int | None = None) -> Any:
         random = None if seed is not None else self.envs[i].unwrapped.np_random.bit_generator.state
         self._games[i] = {"seed": seed, "random": random, "actions": []}
-        return self.envs[i].reset(seed=seed)
+        return self.envs[i].reset(seed=seed)[0]
 
     def _step(self) -> Transitions:
         states, starts = self._states, self._starts.copy()
@@ -102,7 +102,7 @@ class ExperienceSource:
         rewards = np.empty(len(states), dtype=np.float32)
         terminated = np.empty(len(states), dtype=bool)
         frames: list[np.ndarray] = []
-        episodes: list[Episode | None] = []
+        episodes: list[Episode | None] = [None] * len(states)
         for i, (env, action) in enumerate(zip(self.envs, actions.tolist(), strict=True)):
             self._games[i]["actions"].append(action)
             states[i], rewards[i], terminated[i], truncated, info = env.step(action)
@@ -110,13 +110,12 @@ class ExperienceSource:
             self._frames[i] += 1
             self._starts[i] = terminated[i] or truncated
             if "episode" in info:  # from RecordEpisodeStatistics: a whole game
-                states[i], reset_info = self._begin_game(i)
-                info = reset_info | info
+                states[i] = self._begin_game(i)
             elif self._starts[i]:
                 self._games[i]["actions"].append(RESET)
-                states[i], info = env.reset()
-            episode = info.get("episode")
-            episodes.append(Episode(float(episode["r"]), int(self._frames[i])) if episode else None)
-            self._frames[i] *= not episode
+                states[i], info = env.reset()  # its no-op may end the game, too
+            if episode := info.get("episode"):
+                episodes[i] = Episode(float(episode["r"]), int(self._frames[i]))
+                self._frames[i] = 0
         new_frames = np.concatenate(frames)
         return Transitions(actions, rewards, terminated, new_frames, starts, first_frames, episodes)
