@@ -18,8 +18,8 @@ def is_asynchronous(device: torch.device) -> bool:
 
 def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
     """The arrays as tensors on the device; on the CPU they share their memory."""
-    there, tensors = is_asynchronous(device), map(torch.from_numpy, arrays)
-    return [(t.pin_memory() if there else t).to(device, non_blocking=there) for t in tensors]
+    pinned, tensors = is_asynchronous(device), map(torch.from_numpy, arrays)
+    return [(t.pin_memory() if pinned else t).to(device, non_blocking=pinned) for t in tensors]
 
 
 def gather(device: torch.device, *tables: tuple[torch.Tensor, np.ndarray]) -> list[torch.Tensor]:
@@ -27,14 +27,14 @@ def gather(device: torch.device, *tables: tuple[torch.Tensor, np.ndarray]) -> li
 
     A table on the CPU comes with the numbers of its rows, int64 of any shape; all must exist.
     """
-    there, sent = is_asynchronous(device), []
+    pinned, sent = is_asynchronous(device), []
     for table, numbers in tables:
         shape = (*numbers.shape, *table.shape[1:])
-        place = torch.empty(shape, dtype=table.dtype, pin_memory=there)
+        place = torch.empty(shape, dtype=table.dtype, pin_memory=pinned)
         # NumPy has copied a few hundred frames before torch has woken up its threads. In any
         # other mode NumPy would copy twice, first into memory of its own.
         np.take(table.numpy(), numbers, axis=0, out=place.numpy(), mode="clip")
-        sent.append(place.to(device, non_blocking=there))
+        sent.append(place.to(device, non_blocking=pinned))
     return sent
 
 
@@ -58,10 +58,10 @@ class Download:
     """An asynchronous copy of a tensor, as it is now, to the CPU; to read it is to wait."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        there = is_asynchronous(tensor.device)
-        self._place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=there)
-        self._place.copy_(tensor, non_blocking=there)
-        self._arrived = torch.cuda.Event() if there else None
+        pinned = is_asynchronous(tensor.device)
+        self._place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        self._place.copy_(tensor, non_blocking=pinned)
+        self._arrived = torch.cuda.Event() if pinned else None
         if self._arrived:
             self._arrived.record()
 
