@@ -55,10 +55,10 @@ class ReplayRings:
         seed: of the run.
 
     Attributes:
-        added: transitions stored so far, with those that are gone; it never falls.
+        added: transitions stored so far, also those that were dropped since; it never falls.
     """
 
-    on_device = False  # whether the rings are where batches go, else on the CPU
+    on_device = False  # whether the rings are on the device of the batches, or on the CPU
 
     def __init__(
         self,
@@ -115,11 +115,11 @@ class ReplayRings:
         slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
         rows = (self.added + np.arange(len(windows))) % self.capacity
         self._needed[rows] = windows.min()
-        there = upload(self._place, slots, rows, frames, windows, *columns)
-        slots_there, rows_there, frames_there, *columns_there = there
-        self._frames.index_copy_(0, slots_there, frames_there)
-        for ring, column in zip(self._columns, columns_there, strict=True):
-            ring.index_copy_(0, rows_there, column)
+        new = upload(self._place, slots, rows, frames, windows, *columns)
+        new_slots, new_rows, new_frames, *new_columns = new
+        self._frames.index_copy_(0, new_slots, new_frames)
+        for ring, column in zip(self._columns, new_columns, strict=True):
+            ring.index_copy_(0, new_rows, column)
         self._frames_written += len(frames)
         self.added += len(windows)
         self._drop()
@@ -136,7 +136,7 @@ class ReplayRings:
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: everything, with the frames compressed."""
         self._pack()
-        # Clones: of a part of a tensor torch would save the whole.
+        # Clones: of a view torch would save the whole tensor.
         columns = {name: torch.as_tensor(part).cpu().clone() for name, part in self._written()}
         return columns | {
             "frames_written": self._frames_written,
@@ -176,7 +176,7 @@ class ReplayRings:
         with ThreadPoolExecutor() as threads:
             packed = threads.map(compress, map(self._chunk, changed))
             for number, chunk in zip(changed, packed, strict=True):
-                self._packed[number : number + 1] = [chunk]  # the next number is a new chunk
+                self._packed[number : number + 1] = [chunk]  # replaced, or appended
         self._frames_packed = self._frames_written
 
 
@@ -204,13 +204,13 @@ class ReplayBuffer(ReplayRings):
         window = observation_shape[0] + 1
         n_frames = capacity + capacity // 16 + window
         super().__init__(capacity, n_frames, window, observation_shape, device, seed)
-        # The frames of the current states, (environments, stack).
+        # The numbers of the current states' frames, (environments, stack); 1: none has begun.
         self._states = np.zeros((1, self._stack), dtype=np.int64)
 
     def extend(self, steps: Sequence[Transitions]) -> None:
         """Store some steps, in their order; always of the same environments."""
         for new in steps:
-            # First come the frames that begin an episode, which fill the state; then all others.
+            # Stored first: the frames that begin episodes, each repeated over its whole state.
             firsts = self._frames_written + np.cumsum(new.episode_starts) - 1
             states = np.where(new.episode_starts[:, None], firsts[:, None], self._states)
             numbers = self._frames_written + len(new.first_frames) + np.arange(len(new.frames))

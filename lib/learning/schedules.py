@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 Schedule = Callable[[int], float]  # frame -> value
-END = 0.9  # of the points: games end 21:2
+END = 0.9  # share of points won at which progress is complete: games end 21:2
 
 
 class LinearSchedule:
     """A number that changes linearly over ``frames`` frames, then stays at its final value.
 
-    With a replay buffer it begins to change with the first update: at frame ``begin``, when the
-    buffer has been filled.
+    It begins to change at frame ``begin``: with a replay buffer when that has been filled, at the
+    first update.
 
     Source: Mnih et al., Nature 518 (2015), methods, for epsilon.
     """
@@ -65,7 +65,7 @@ class ProgressSchedule:
     # The share of points won, a ``WinRate``. Or any number that rises from 0 to 1, by frame: in a
     # game without lost points the share says nothing.
     progress: Schedule
-    begin: float = 0.3  # of the points: games end 9:21
+    begin: float = 0.3  # share of points won: games end 9:21
 
     def __call__(self, frame: int) -> float:
         fallen = (self.progress(frame) - self.begin) / (END - self.begin)
