@@ -35,7 +35,7 @@ FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
 CHECK_EVERY = 1_000  # updates between checks whether the network has died
 ALPHA = 0.98  # of the smoothed reward and loss
-TRIAL_EVERY = 25  # episodes between trials of the agent, or a quarter as many as there are games
+TRIAL_EVERY = 25  # episodes between trials of the agent; of over 100 games a quarter as many
 
 
 def attach_handlers(
@@ -63,6 +63,7 @@ def attach_handlers(
     if run.params.init_from and not run.checkpoint:
         load_weights(saved, run)
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
+    engine.state.update_due = False  # see lib.training.play
 
     def passes() -> bool:
         if make_agent is None:
@@ -153,11 +154,10 @@ class Speed:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        # Of the run that is resumed: all seconds, and seconds and frames of its training.
+        # If a run is resumed: its seconds so far, and the seconds and frames of its training.
         self.before = (0.0, 0.0, 0)
         state = engine.state
         state.phase, state.fps, state.avg_fps, state.time_passed = "filling", 0.0, 0.0, 0.0
-        state.update_due = False
 
         engine.add_event_handler(Events.STARTED, self.start)
         engine.add_event_handler(Events.ITERATION_STARTED, self.training_begins)
@@ -168,7 +168,7 @@ class Speed:
     def start(self) -> None:
         """Start all clocks; each remembers when it began, and at which frame."""
         self.began = time.perf_counter() - self.before[0]
-        self.phase = self.lap = (time.perf_counter(), self.engine.state.frames)
+        self.phase_began = self.lap_began = (time.perf_counter(), self.engine.state.frames)
 
     def training_begins(self) -> None:
         """Begin the training phase, before the first update."""
@@ -176,13 +176,13 @@ class Speed:
         self.measure()
         self.engine.fire_event(PlayEvents.TRAINING_BEGINS)
         self.engine.state.phase, self.engine.state.fps = "training", 0.0
-        self.phase = self.lap = (time.perf_counter(), self.engine.state.frames)
+        self.phase_began = self.lap_began = (time.perf_counter(), self.engine.state.frames)
 
     def frames_played(self) -> None:
         """Update the time; while filling, also measure FPS now and then."""
         state = self.engine.state
         state.time_passed = time.perf_counter() - self.began
-        if state.phase == "filling" and state.frames - self.lap[1] >= FILLING_EVERY:
+        if state.phase == "filling" and state.frames - self.lap_began[1] >= FILLING_EVERY:
             self.measure()
             self.engine.fire_event(PlayEvents.FILLING_PROGRESS)
 
@@ -190,21 +190,21 @@ class Speed:
         """Measure frames per second since the last call, and over the whole phase."""
         state, now = self.engine.state, time.perf_counter()
         state.time_passed = now - self.began
-        seconds, frames = now - self.phase[0], state.frames - self.phase[1]
+        seconds, frames = now - self.phase_began[0], state.frames - self.phase_began[1]
         if state.phase == "training":
             seconds, frames = self.trained()
         if frames > 0:
             state.avg_fps = frames / seconds
-        if state.frames > self.lap[1]:
-            state.fps = (state.frames - self.lap[1]) / (now - self.lap[0])
-            self.lap = (now, state.frames)
+        if state.frames > self.lap_began[1]:
+            state.fps = (state.frames - self.lap_began[1]) / (now - self.lap_began[0])
+            self.lap_began = (now, state.frames)
 
     def trained(self) -> tuple[float, int]:
         """Seconds and frames of training so far."""
         _, seconds, frames = self.before
         if self.engine.state.phase == "filling":
             return seconds, frames
-        began, first = self.phase
+        began, first = self.phase_began
         return seconds + time.perf_counter() - began, frames + self.engine.state.frames - first
 
     def end(self) -> None:

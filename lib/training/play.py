@@ -61,12 +61,12 @@ def batch_generator(
         batch_size: transitions per batch; None: the update samples them itself.
     """
     state = engine.state
-    # At first nothing is new: a resumed run may have ended just before an update.
+    # The first turn plays nothing: a resumed run may have ended just before an update.
     for steps in chain([()], experience):
         buffer.extend(steps)
-        ended = [game for new in steps for game in new.episodes]  # a game or None per frame
-        state.update_due |= bool(ended)
-        record_frames(engine, len(ended), ended)
+        games = [game for new in steps for game in new.episodes]  # one per frame: ended, or None
+        state.update_due |= bool(games)
+        record_frames(engine, len(games), games)
         if engine.should_terminate:
             return
         if state.update_due and buffer.added >= initial:  # not len, which may fall again
