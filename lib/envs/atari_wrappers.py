@@ -43,7 +43,7 @@ class NoopReset(gym.Wrapper):
     def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         observation, info = self.env.reset(seed=seed, options=options)
         for _ in range(self.unwrapped.np_random.integers(1, self.noop_max + 1)):
-            observation, _, terminated, truncated, info = self.env.step(0)
+            observation, _, terminated, truncated, info = self.env.step(0)  # a no-op
             if terminated or truncated:
                 observation, info = self.env.reset(options=options)
         return observation, info
@@ -52,10 +52,10 @@ class NoopReset(gym.Wrapper):
 class Skip(gym.Wrapper):
     """Repeat every action ``skip`` times, sum the rewards and return the last frame.
 
-    With ``max_pool`` it is the pixelwise maximum of the last two: the Atari 2600 draws some objects
-    in every other frame only, and the maximum shows them all. It is that of colours, as in the
-    Nature paper, ptan and Stable-Baselines3; ALE's vector environment and gymnasium's
-    ``AtariPreprocessing`` have that of greys (up to 16 apart), as here ``obs_type="grayscale"``.
+    With ``max_pool`` return the pixelwise maximum of the last two: the Atari 2600 draws some
+    objects in every other frame only, and the maximum shows them all. It is that of colours, as in
+    the Nature paper, ptan and Stable-Baselines3; with ``obs_type="grayscale"`` that of greys, as in
+    ALE's vector environment and gymnasium's ``AtariPreprocessing``. They are up to 16 greys apart.
 
     >>> env = Skip(gym.make("PongNoFrameskip-v4"), skip=4, max_pool=True)
     """
@@ -103,7 +103,7 @@ class EpisodicLife(gym.Wrapper):
     def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         if self._game_over or seed is not None:
             observation, info = self.env.reset(seed=seed, options=options)
-        else:  # continue with the next life
+        else:  # continue with the next life, after a no-op
             observation, _, terminated, truncated, info = self.env.step(0)
             if terminated or truncated:
                 observation, new_info = self.env.reset(options=options)
@@ -307,7 +307,7 @@ def wrap_deepmind(
 
 
 def check_env_id(env_id: str) -> None:
-    """Raise ValueError if it is not a registered NoFrameskip game without sticky actions."""
+    """Raise ValueError unless it is a registered NoFrameskip-v4 game: no sticky actions."""
     if not env_id.endswith("NoFrameskip-v4") or env_id not in gym.registry:
         games = [name for name in gym.registry if name.endswith("NoFrameskip-v4")]
         name = re.sub("^ALE/|(NoFrameskip)?(-v.)?$", "", env_id)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-# Of 84, to be halved. Above is the score. The lowest four between the walls, of 64, would make an
-# odd row of the first convolution, which the second one does not reach.
+# Of 84, to be halved: those between the walls, without the lowest four of 64. These would add a row
+# to the first convolution's output that the second one, of stride 2, does not reach.
 PONG_ROWS = (13, 73)
 PONG_ACTIONS = (0, 2, 3)  # of six: those that differ, stay, up and down
 
@@ -22,7 +22,7 @@ class Preprocessing:
             maximum is that of two grey frames, and FIRE is pressed at the start of a game alone.
             Else they are those of ``lib.envs.atari_wrappers``: the maximum of two colour frames,
             then grey, and FIRE after a lost life, too.
-        skip: emulated frames of a frame.
+        skip: emulated frames of an agent step.
         max_pool: the maximum of the last two of these, not the last one alone.
         stack: frames of a state.
         resize: a key of ``lib.envs.atari_wrappers.RESIZERS``.
