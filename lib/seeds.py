@@ -1,6 +1,6 @@
 """The random numbers of a run, in streams that share nothing: with each other, and between seeds.
 
-Neighbouring seeds, which ladders use, would share most of their games if game ``i`` had
+Neighbouring seeds, as of repeated runs, would share most of their games if game ``i`` had
 ``seed + i``. torch's generator is of another kind, see ``lib.training.machine``.
 """
 

@@ -104,7 +104,7 @@ class Player:
         return self._copies[-1].network
 
     def _start(self) -> bool:
-        """Start the process, and wait until it has its arguments; True."""
+        """Start the process, and wait until it has its arguments; True for ``try_optimised``."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         given = (theirs, self.bound, self._target, Packed(self._args))
@@ -151,7 +151,7 @@ class Player:
 
     def __iter__(self) -> Iterator[list[Transitions]]:
         # Waits are counted, not time: if a stopped run (Ctrl-Z) goes on, the player is well.
-        left = max(self.timeout, START_SECONDS)
+        seconds_left = max(self.timeout, START_SECONDS)
         while not self._lost:
             taken: list[Transitions] = []
             try:
@@ -159,14 +159,14 @@ class Player:
                     step := self._received(0 if taken else WAIT_SECONDS)
                 ):
                     taken.append(step)
-                left -= 0 if taken else WAIT_SECONDS
-                if left <= 0:
+                seconds_left -= 0 if taken else WAIT_SECONDS
+                if seconds_left <= 0:
                     self.process.kill()  # it would not notice a closed pipe
                     raise Failure(f"the player sent nothing for {self.timeout:g} seconds")
             except Failure as failure:
                 self._lost = failure
             if taken:
-                left = self.timeout
+                seconds_left = self.timeout
                 for copied in self._copies:
                     copied.refresh()
                 with suppress(OSError):  # if the player has ended, the next message says so
@@ -198,7 +198,7 @@ def _is_on_gpu(arg: Any) -> bool:
 
 
 class Packed:
-    """Pickled arguments, which the process unpacks itself, so that an error is one line."""
+    """Arguments that arrive as bytes: ``_run_player`` unpickles them, and reports an error."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
         self.args = args

@@ -57,7 +57,7 @@ def launch(
         free = cores() if params.threads or device.type != "cpu" else free_cores()
         torch.set_num_threads(params.torch_threads(min(free, torch.get_num_threads())))
         try:
-            folder, checkpoint, _lock = open_folder(params, script)
+            folder, checkpoint, _lock = open_folder(params, script)  # locked until this ends
         except (OSError, CheckpointError) as error:
             flag = "--resume" if params.resume else "--run-dir"
             print_line(f"{script}: error: {flag}: {error}", sys.stderr)
