@@ -188,9 +188,14 @@ def test_a_later_game_is_played_again_as_it_was(game):
 
     source, played = play(130)
     assert any(step.episodes[0] for step in played)
-    _, resumed = play(10, source.state_dict())
-    for step, expected in zip(resumed, play(140)[1][130:], strict=True):
-        assert np.array_equal(step.frames, expected.frames)
+    expected = play(140)[1]
+    for state, steps in (
+        (source.state_dict(), expected[130:]),
+        (play(0)[0].state_dict(), expected),
+    ):
+        _, resumed = play(len(steps), state)
+        for step, same in zip(resumed, steps, strict=True):
+            assert np.array_equal(step.frames, same.frames)
 
 
 @pytest.mark.parametrize("script", ["04_new_wrappers_n_env", "04_new_wrappers_parallel"])

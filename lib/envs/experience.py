@@ -58,22 +58,24 @@ class ExperienceSource:
         seed: int = 0,
         steps: int = 1,
     ) -> None:
-        self.envs, self.agent, self.seed, self.steps = envs, agent, seed, steps
+        self.envs, self.agent, self.steps = envs, agent, steps
         self._states: list[Any] = []
         self._starts = np.ones(len(envs), dtype=bool)  # whether the next step begins an episode
         self._frames = np.zeros(len(envs), dtype=np.int64)  # of the current game
         # Of each current game: its seed, or else its random state, and its actions.
-        self._games: list[dict[str, Any]] = [{} for _ in envs]
+        seeds = game_seeds(seed, len(envs)).tolist()
+        self._games = [{"seed": seed, "random": None, "actions": []} for seed in seeds]
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: how to get back into the current games."""
         games = [game | {"actions": list(game["actions"])} for game in self._games]
-        return {"games": games, "begins": self._starts.tolist()}
+        return {"games": games, "begins": self._starts.tolist(), "frames": self._frames.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Play the games of ``state_dict`` again, in environments that were not used yet."""
         self._games, self._starts = state["games"], np.array(state["begins"])
-        for i, (env, game) in enumerate(zip(self.envs, self._games, strict=True)):
+        self._frames = np.array(state["frames"])
+        for env, game in zip(self.envs, self._games, strict=True):
             if game["random"]:
                 env.unwrapped.reset(seed=0)  # in ALE a first game begins differently
                 env.unwrapped.np_random.bit_generator.state = game["random"]
@@ -81,19 +83,18 @@ class ExperienceSource:
             for action in game["actions"]:
                 newest = env.reset()[0] if action == RESET else env.step(action)[0]
             self._states.append(newest)
-            self._frames[i] = len(game["actions"]) - game["actions"].count(RESET)
 
     def __iter__(self) -> Iterator[list[Transitions]]:
         if not self._states:
-            seeds = game_seeds(self.seed, len(self.envs)).tolist()
-            self._states = [self._begin_game(i, seed) for i, seed in enumerate(seeds)]
+            games = zip(self.envs, self._games, strict=True)
+            self._states = [env.reset(seed=game["seed"])[0] for env, game in games]
         while True:
             yield [self._step() for _ in range(self.steps)]
 
-    def _begin_game(self, i: int, seed: int | None = None) -> Any:
-        random = None if seed is not None else self.envs[i].unwrapped.np_random.bit_generator.state
-        self._games[i] = {"seed": seed, "random": random, "actions": []}
-        return self.envs[i].reset(seed=seed)[0]
+    def _next_game(self, i: int) -> Any:
+        random = self.envs[i].unwrapped.np_random.bit_generator.state
+        self._games[i] = {"seed": None, "random": random, "actions": []}
+        return self.envs[i].reset()[0]
 
     def _step(self) -> Transitions:
         states, starts = self._states, self._starts.copy()
@@ -110,7 +111,7 @@ class ExperienceSource:
             self._frames[i] += 1
             self._starts[i] = terminated[i] or truncated
             if "episode" in info:  # from RecordEpisodeStatistics: a whole game
-                states[i] = self._begin_game(i)
+                states[i] = self._next_game(i)
             elif self._starts[i]:
                 self._games[i]["actions"].append(RESET)
                 states[i], info = env.reset()  # its no-op may end the game, too
