@@ -102,5 +102,5 @@ def measure(program: str, is_rung: bool, args: argparse.Namespace, seed: int) ->
 
 def last_fps(output: str) -> float | None:
     """The FPS that a rung, or another's loop, told last."""
-    *_, found = None, *re.findall(r"([\d,.]+) FPS$", output, re.MULTILINE)
-    return float(found.replace(",", "")) if found else None
+    found = re.findall(r"([\d,.]+) FPS$", output, re.MULTILINE)
+    return float(found[-1].replace(",", "")) if found else None

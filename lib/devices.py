@@ -57,7 +57,7 @@ def missing_device(name: str) -> str | None:
     Args:
         name: cpu, cuda, cuda:1 or mps.
     """
-    if not re.fullmatch("cpu|mps|cuda(:[0-9]{1,2})?", name):
+    if not re.fullmatch("cpu|mps|cuda(:(0|[1-9][0-9]?))?", name):
         return f"{name!r} is not cpu, cuda, cuda:1 (the second GPU) or mps (Apple's)"
     if (device := torch.device(name)).type == "cpu":
         return None

@@ -28,7 +28,7 @@ from lib.envs.atari_wrappers import (
     make_atari,
     wrap_deepmind,
 )
-from lib.envs.experience import Episode, ExperienceSource, Transitions
+from lib.envs.experience import RESET, Episode, ExperienceSource, Transitions
 from lib.envs.preprocessing import Preprocessing
 from lib.training.evaluation import make_env
 
@@ -175,9 +175,9 @@ def test_a_stack_shares_its_frames_and_is_used_as_an_array():
     check_env(env, skip_render_check=True, skip_close_check=True)
 
 
-@pytest.mark.parametrize("game", ["BeamRider", "Tennis"])
+@pytest.mark.parametrize("game", ["BeamRider", "Tennis", "Breakout"])
 def test_a_later_game_is_played_again_as_it_was(game):
-    """A second game of these begins with what the first one left in the emulator."""
+    """The second game of two begins with what the first one left; in Breakout lives are lost."""
 
     def play(frames: int, *saved: dict) -> tuple[ExperienceSource, list[Transitions]]:
         env = make_atari(f"{game}NoFrameskip-v4", max_num_frames_per_episode=400)
@@ -186,16 +186,19 @@ def test_a_later_game_is_played_again_as_it_was(game):
             source.load_state_dict(state)
         return source, [step for (step,) in islice(source, frames)]
 
-    source, played = play(130)
+    source, played = play(150)
     assert any(step.episodes[0] for step in played)
-    expected = play(140)[1]
+    assert (RESET in source.state_dict()["games"][0]["actions"]) == (game == "Breakout")
+    expected = play(210)[1]
+    assert any(step.episodes[0] for step in expected[150:])
     for state, steps in (
-        (source.state_dict(), expected[130:]),
+        (source.state_dict(), expected[150:]),
         (play(0)[0].state_dict(), expected),
     ):
         _, resumed = play(len(steps), state)
         for step, same in zip(resumed, steps, strict=True):
             assert np.array_equal(step.frames, same.frames)
+            assert step.episodes == same.episodes
 
 
 @pytest.mark.parametrize("script", ["04_new_wrappers_n_env", "04_new_wrappers_parallel"])
