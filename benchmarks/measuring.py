@@ -42,7 +42,7 @@ def seconds_per_call(work: Callable[[], Any], at_least: float) -> float:
     return timer.blocked_autorange(min_run_time=at_least).mean
 
 
-def timed(call: Callable[[], Any], count: int = 1) -> Measure:
+def timed(call: Callable[[], Any], count: float = 1) -> Measure:
     """Measures the milliseconds of one of ``count`` things that a call does."""
     call()  # compiles
     return lambda seconds: 1e3 * seconds_per_call(call, seconds) / count

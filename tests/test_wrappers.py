@@ -181,7 +181,7 @@ def test_a_later_game_is_played_again_as_it_was(game):
 
     def play(frames: int, *saved: dict) -> tuple[ExperienceSource, list[Transitions]]:
         env = make_atari(f"{game}NoFrameskip-v4", max_num_frames_per_episode=400)
-        source = ExperienceSource([wrap_deepmind(env)], lambda states: np.full(1, 3), seed=1)
+        source = ExperienceSource([wrap_deepmind(env)], lambda states: [3], seed=1)
         for state in saved:
             source.load_state_dict(state)
         return source, [step for (step,) in islice(source, frames)]

@@ -177,21 +177,22 @@ def copies(args: Namespace) -> Works:
 def calls(args: Namespace) -> Works:
     """What it costs to ask a device for something small."""
     small = torch.zeros(32, 512, device=args.device)
+    micro = partial(timed, count=1e-3)  # microseconds
 
     def kernels(count: int, graph: bool = False) -> Measure:
         if graph:
             need_gpu(args.device)
         call = lambda: [small.add_(1) for _ in range(count)]  # noqa: E731
-        return timed(cuda_graph(call) if graph else call)
+        return micro(cuda_graph(call) if graph else call)
 
     ways: dict[str, Callable[[], Measure]] = {
         "a kernel": partial(kernels, 1),
         "20 kernels": partial(kernels, 20),
         "20 kernels, a CUDA graph": partial(kernels, 20, graph=True),
-        "a new tensor": partial(timed, lambda: torch.empty_like(small)),
-        "a number to the CPU": partial(timed, small[0, 0].item),
+        "a new tensor": partial(micro, lambda: torch.empty_like(small)),
+        "a number to the CPU": partial(micro, small[0, 0].item),
     }
-    return {"a call (ms)": ways}
+    return {"a call (us)": ways}
 
 
 def contiguous(net: Any) -> Any:

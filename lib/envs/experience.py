@@ -54,7 +54,7 @@ class ExperienceSource:
     def __init__(
         self,
         envs: Sequence[gym.Env],
-        agent: Callable[[Sequence[Any]], np.ndarray],
+        agent: Callable[[Sequence[Any]], np.ndarray | Sequence[int]],
         seed: int = 0,
         steps: int = 1,
     ) -> None:
@@ -98,7 +98,7 @@ class ExperienceSource:
 
     def _step(self) -> Transitions:
         states, starts = self._states, self._starts.copy()
-        actions = self.agent(states)
+        actions = np.asarray(self.agent(states), dtype=np.int64)
         first_frames = np.concatenate([state.frames[-1] for state in states])[starts]
         rewards = np.empty(len(states), dtype=np.float32)
         terminated = np.empty(len(states), dtype=bool)

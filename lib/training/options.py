@@ -184,7 +184,7 @@ class PlayerOptions(ReplayOptions):
 
     play_device: str = playing_option("", "the player's device (cpu, cuda:1); it gets a copy there")
     sync_frames: int = playing_option(
-        0, "frames between copies of weights to the player; 0: none (with --play-device: 4)", low=0
+        0, "frames until the player's copy is renewed; 0: live weights (--play-device: 4)", low=0
     )
     player_timeout: float = timeout_option()
 
