@@ -143,8 +143,9 @@ def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callab
     """What makes a number of the text of a flag, and checks it against its limits."""
 
     def convert(text: str) -> Any:
-        # A whole number, also as 100_000, 100,000 or 1e5.
-        digits = text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", text) else text
+        # A whole number, also as 100_000, 100,000 or 1e5; in others a comma may be a point.
+        grouped = kind is int and re.fullmatch(r"\d{1,3}(,\d{3})+", text)
+        digits = text.replace(",", "") if grouped else text
         try:
             value = float(digits)
             if kind is int:
