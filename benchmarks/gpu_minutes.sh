@@ -50,19 +50,18 @@ techniques() { # seconds, parts
 
 if [ "$part" = first ]; then
   # Compiled beside the first measurements, which need one core: the emulator for the CPU and the GPU.
-  where=$([ -n "$TINY" ] && echo cpu || echo cuda)
-  taskset -c "0-$((($(nproc) + 3) / 4 - 1))" python -c "
+  for device in cpu ${cuda:+cuda}; do
+    taskset -c "0-$((($(nproc) + 3) / 4 - 1))" python -c "
 import time, pong_emulator
 began = time.time()
-with pong_emulator.preparing('$where'):
-    pass
-print(f'the emulator compiled in {time.time() - began:.0f} s')" >"$kept/compiled.txt" 2>&1 &
-  compiling=$!
+pong_emulator.prepare('$device')
+print(f'the emulator compiled for $device in {time.time() - began:.0f} s')" >>"$kept/compiled.txt" 2>&1 &
+  done
   [ -n "$TINY" ] || nvidia-smi >>"$log" 2>&1
   techniques 45 calls device precision copies profiler
   step 120 python -m benchmarks peers --python "$peers" --only ptan --rounds 1 --frames "$frames" \
     --out "$kept/peers" "${cuda[@]}"
-  wait "$compiling"
+  wait
   cat "$kept/compiled.txt" >>"$log"
   for seed in 90 91 92; do
     rung 45 10_thousands_of_games --seed "$seed" "${small[@]}"

@@ -170,16 +170,14 @@ def preparing(device: Any = "cpu") -> Iterator[None]:
         f"import pathlib, {__name__} as p, {__name__}.compiling as c; "
         f"c.folder = lambda: pathlib.Path({str(folder())!r}); p.prepare"
     )
-    place, nothing = Path(__file__).parent.parent, subprocess.DEVNULL
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", f"{program}({name!r})"],
-            cwd=place, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True,
-        )
-        for name, function in last.items()
-        if not any(folder().rglob(f"*.{function}-*.nbi"))
-    ]  # fmt: skip
+    settings: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    settings |= {"cwd": Path(__file__).parent.parent, "start_new_session": True}
+    processes: list[subprocess.Popen] = []
     try:
+        for name, function in last.items():
+            if not any(folder().rglob(f"*.{function}-*.nbi")):
+                command = [sys.executable, "-c", f"{program}({name!r})"]
+                processes.append(subprocess.Popen(command, **settings))
         yield
         for process in processes:
             process.wait()

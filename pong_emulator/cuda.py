@@ -292,8 +292,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
             outcome: rewards, over and cut, as for ``play``; rewards are not clipped.
         """
         tables = self._games, self._beginnings, self._noops_there
-        given = *tables, actions, *self._stepping, *outcome, self._most
-        playing = [*map(_argument, given)]
+        arguments = *tables, actions, *self._stepping, *outcome, self._most
+        playing = [*map(_argument, arguments)]
         seeing = self._seeing(*outcome[1:], observations)
 
         def step() -> None:
@@ -303,8 +303,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         return step
 
     def _seeing(self, *tensors: torch.Tensor) -> list[Any]:
-        given = self._games, self._stepping[1], *self._seen, *tensors, self._most
-        return [*map(_argument, given)]
+        arguments = self._games, self._stepping[1], *self._seen, *tensors, self._most
+        return [*map(_argument, arguments)]
 
     @property
     def changing(self) -> torch.Tensor:

@@ -90,6 +90,7 @@ def half_way(rows_a, row_of_a, rows_b, row_of_b, y, x):
         for k in range(3):
             column = min(FIRST_COLUMN[x] + k, WIDTH - 1)  # the one beyond has no weight
             pixel = max(rows_a[a, column], rows_b[b, column])
-            mean += abs(COLUMN_SHARES[k, x] * np.float32(pixel))  # else a GPU rounds sums alone
+            # Without abs a GPU would fuse product and sum, and round once.
+            mean += abs(COLUMN_SHARES[k, x] * np.float32(pixel))
         total += abs(LINE_SHARES[y & 1, i] * mean)
     return round(total)

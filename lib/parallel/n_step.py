@@ -116,8 +116,9 @@ class NStepRecorder:
 
     def _returns(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Discounted rewards, and whether the game terminated or was cut short before the end."""
-        columns = zip(*(step[:3] for step in self._steps), strict=True)
-        rewards, terminal, done = map(np.stack, columns)
+        rewards = np.stack([step.rewards for step in self._steps])
+        terminal = np.stack([step.terminated for step in self._steps])
+        done = np.stack([step.done for step in self._steps])
         returns = np.zeros((len(starts), rewards.shape[1]), dtype=np.float32)
         goes_on = np.ones(returns.shape, dtype=bool)
         terminated, truncated = ~goes_on, ~goes_on

@@ -29,8 +29,9 @@ NEWEST = 5  # runs to name, where their folder was given in place of one
 SETTINGS = "settings"  # the key of the script and the hyperparameters
 EVENT_FILES = "events.out.tfevents.[1-9]*"  # those of curves, see ``lib.training.hparams``
 REPLAY = ("buffer", "experience")  # an agent needs neither to play
-COUNTERS = ["iteration", "frames", "episodes", "first_reward", "avg_reward"]
-COUNTERS += ["reached", "update_due"]
+COUNTERS = (
+    "iteration", "frames", "episodes", "first_reward", "avg_reward", "reached", "update_due",
+)  # fmt: skip
 
 
 class CheckpointError(Exception):

@@ -235,5 +235,7 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
         network.load_state_dict(weights.get("ema", weights.get("weights", weights)))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
+        if isinstance(error, KeyError):
+            reason = f"its checkpoint has no {reason}, so an earlier version saved it"
         raise CheckpointError(f"the agent of {settings['script']} cannot play: {reason}") from None
     return network, preprocessing

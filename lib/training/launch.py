@@ -68,8 +68,9 @@ def launch(
         precision = getattr(params, "precision", "bfloat16 autocast" if params.amp else "float32")
         text = f"{script} in {precision} on {text}"
         print_line(textwrap.fill(text, 80, subsequent_indent="  "))
-        if free < (count := cores()):
-            print_line(f"{free} of {count} cores free: torch gets no more threads (see --threads)")
+        if free < cores():
+            cause = "torch gets no more threads (see --threads)"
+            print_line(f"{free} of {cores()} cores free: {cause}")
         for notice in params.notices():
             print_line(notice)
         if params.stop_reward is None:
