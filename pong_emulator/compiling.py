@@ -39,13 +39,13 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     compile_for = dispatcher.compile
 
     def compile_once(arguments: Any) -> Any:
-        return compile_for(given(arguments, types.int64))
+        return compile_for(argument_types(arguments, types.int64))
 
     dispatcher.compile = compile_once
     return dispatcher
 
 
-def given(arguments: Iterable[types.Type], number: types.Type) -> tuple[types.Type, ...]:
+def argument_types(arguments: Iterable[types.Type], number: types.Type) -> tuple[types.Type, ...]:
     """The types that a function is compiled for: all its whole numbers are of this one."""
     kinds = map(types.unliteral, arguments)
     whole = types.Integer | types.Boolean

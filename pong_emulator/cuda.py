@@ -21,7 +21,7 @@ from gymnasium.error import NoAsyncCallError
 from numba import boolean, cuda, int32, int64, uint8
 from numba.cuda.dispatcher import CUDADispatcher
 
-from .compiling import compiled, given, kept
+from .compiling import argument_types, compiled, kept
 from .errors import EmulatorError
 from .games import log_of, most_changes, reset_games, scratch, step
 from .preprocessing import COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS, half_way, lines_of
@@ -47,7 +47,7 @@ if not SIMULATED:
     def compile_once(self: Any, arguments: Any, return_type: Any = None) -> Any:
         """Compile a function for int32: 64 bits are two registers, and two instructions."""
         if self.py_func.__module__.startswith(str(__package__)):  # and nobody else's
-            arguments = given(arguments, int32)
+            arguments = argument_types(arguments, int32)
         return compile_device(self, arguments, return_type)
 
     CUDADispatcher.compile_device = compile_once

@@ -236,6 +236,6 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         if isinstance(error, KeyError):
-            reason = f"its checkpoint has no {reason}, so an earlier version saved it"
+            reason = f"another version saved its checkpoint: {reason}"
         raise CheckpointError(f"the agent of {settings['script']} cannot play: {reason}") from None
     return network, preprocessing
