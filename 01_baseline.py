@@ -5,8 +5,8 @@ stores it, samples 32 transitions from the replay buffer and makes one gradient 
 for the update, and the update waits for playing. The picture is the whole screen in 84x84 pixels;
 in 00 to 03 the chapter cuts off the score and both walls.
 
-It is a tuned baseline: at the same work it makes 1.5 times the FPS of ptan, the chapter's library
-(two CPU cores, float32; results/epyc-zen5-2core/peers). docs/beside-the-book.md says by what.
+It is a tuned baseline: at the same work it makes 1.4 times the FPS of ptan, the chapter's library
+(two CPU cores, float32; results/epyc-zen4-2core/peers). docs/beside-the-book.md says by what.
 
 The chapter measured 159 FPS and 105 minutes to solve Pong (GTX 1080 Ti).
 """

@@ -199,7 +199,7 @@ def draw(
     for one, theirs in zip(workers, bars, strict=True):
         if one.rung != above:
             there = readme_fps().get(one.rung)
-            name = f"{one.rung}: {one.fps:,.0f} FPS" + (f" (README: {there:,.0f})" if there else "")
+            name = f"{one.rung}: {one.fps:,.0f} FPS" + (f" (README, bfloat16: {there:,.0f})" if there else "")
             axes.text(0, y + 0.7, name, fontsize=13)
             y, above = y + 0.85, one.rung
         y += 1.05
