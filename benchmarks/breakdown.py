@@ -198,8 +198,9 @@ def draw(
     y, places, above = 0.0, [], ""
     for one, theirs in zip(workers, bars, strict=True):
         if one.rung != above:
-            there = readme_fps().get(one.rung)
-            name = f"{one.rung}: {one.fps:,.0f} FPS" + (f" (README, bfloat16: {there:,.0f})" if there else "")
+            name = f"{one.rung}: {one.fps:,.0f} FPS"
+            if there := readme_fps().get(one.rung):
+                name += f" (README, in bfloat16: {there:,.0f})"
             axes.text(0, y + 0.7, name, fontsize=13)
             y, above = y + 0.85, one.rung
         y += 1.05
