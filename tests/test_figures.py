@@ -59,10 +59,15 @@ def one_line(page: Path) -> str:
     return " ".join(page.read_text(encoding="utf-8").split())
 
 
+def read_csv(file: Path) -> list[dict[str, str]]:
+    """The lines of a table, by the names of their columns."""
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
 def fps(script: str, column: str = "fps", file: Path = FPS, seeds: int = 5) -> float:
     """In bfloat16, alone; or another column: ``fps_to_01``, by those of 01 of the same hour."""
-    with file.open(newline="") as lines:
-        found = [float(line[column]) for line in csv.DictReader(lines) if line["script"] == script]
+    found = [float(line[column]) for line in read_csv(file) if line["script"] == script]
     assert len(found) == seeds
     return median(found)
 
@@ -148,8 +153,7 @@ def test_the_runs_with_other_seeds() -> None:
 
 
 def looks_at_networks(file: str = "alive") -> list[dict[str, str]]:
-    with (ZEN4 / f"dead-units/{file}.csv").open(newline="") as lines:
-        return list(csv.DictReader(lines))
+    return read_csv(ZEN4 / f"dead-units/{file}.csv")
 
 
 def test_the_networks_that_die() -> None:
@@ -313,10 +317,9 @@ def test_the_headline_and_the_lines_of_the_terminal() -> None:
 def test_the_update_takes_nearly_everything() -> None:
     for folder, page in (("breakdown-amp", RESULTS), ("breakdown", ROOT / "docs/benchmarks.md")):
         shares: dict[str, float] = defaultdict(float)
-        with (ZEN4 / folder / "breakdown.csv").open(newline="") as lines:
-            for line in csv.DictReader(lines):
-                if line["who"] == "main process" and line["part"] in ACTIVITIES["learns"][1]:
-                    shares[line["rung"]] += float(line["share"].rstrip("%"))
+        for line in read_csv(ZEN4 / folder / "breakdown.csv"):
+            if line["who"] == "main process" and line["part"] in ACTIVITIES["learns"][1]:
+                shares[line["rung"]] += float(line["share"].rstrip("%"))
         of_the_book = [shares[script] for script in BOOK]
         assert f"{min(of_the_book):.0f} to {max(of_the_book):.0f} %" in one_line(page)
 
@@ -379,12 +382,11 @@ def test_single_techniques_and_emulators_are_in_their_tables() -> None:
     section = text.split("## Single techniques")[1].split("## FPS")[0]
     measured = defaultdict(list)
     for folder in ("techniques", "techniques-avx2"):
-        with (ZEN4 / folder / "techniques-cpu.csv").open(newline="") as lines:
-            for line in csv.DictReader(lines):
-                work = line["work"].rpartition(" (")[0]
-                measured[f"{work} | {line['way']}"].append(line["gain"])
-                if work == "a transition's RSS" and folder == "techniques":
-                    assert f"{float(line['measured'].replace(',', '')):,.0f}" in section
+        for line in read_csv(ZEN4 / folder / "techniques-cpu.csv"):
+            work = line["work"].rpartition(" (")[0]
+            measured[f"{work} | {line['way']}"].append(line["gain"])
+            if work == "a transition's RSS" and folder == "techniques":
+                assert f"{float(line['measured'].replace(',', '')):,.0f}" in section
     told = re.findall(r"\| ([^|]+? \| [^|]+?) \| (\d[^|]+?) \| (\d[^|]+?) (?=\|)", section)
     assert len(told) == 13
     assert [cells for name, *cells in told if measured[name] != cells] == []
