@@ -25,6 +25,11 @@ Results = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 class ThreadedPongVectorEnv(BasePongVectorEnv):
     """``PongVectorEnv`` with ``device="cpu"``.
 
+    While a step is being played, each thread owns its games' columns of the state, their rows of
+    the observations and results, and its own scratch memory. It only reads everything else: the
+    settings, the state of a new game, the no-ops. Only the caller's thread replaces those, in
+    ``_settle`` and ``_seed``, when no other thread is playing.
+
     Args:
         num_envs, settings: as for ``BasePongVectorEnv``.
         seed, threads: as for ``PongVectorEnv``.
@@ -67,6 +72,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         if seed is not None:
             self._seed(seed)
         observations = np.empty(self._shape, np.uint8)
+        self._settle()
         for begin, end, work in self._shares:
             self._reset(begin, end, work, observations)
         self._observations = observations
@@ -145,16 +151,22 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
                 f"not {actions.dtype} of shape {actions.shape}: {reprlib.repr(actions.tolist())}"
             )
         actions = np.array(actions, np.int64)  # the caller may change its own before they are read
+        self._settle()
         before, self._observations = self._observations, np.empty_like(self._observations)
         ends = np.empty((2, self.num_envs), np.bool_)
         self._results = np.empty(self.num_envs, np.int32), *ends
         task = actions, before, self._observations
-        if self._process != os.getpid():
-            self._begin_threads()  # a fork has no threads of the process that it comes from
-        wait(self._handed_on)  # a step that Ctrl-C interrupted is still played
         others = self._shares[: len(self._shares) - len(own)]
         self._handed_on = [self._pool.submit(self._play, *share, *task) for share in others]
         self._playing = self._handed_on, [partial(self._play, *share, *task) for share in own]
+
+    def _settle(self) -> None:
+        """Wait until no thread plays, and draw no-ops if a game has none left for a reset."""
+        if self._process != os.getpid():
+            self._begin_threads()  # a fork has no threads of the process that it comes from
+        wait(self._handed_on)  # a step that Ctrl-C interrupted is still played
+        if self._state[NOOPS_DRAWN].max() == len(self._noops):
+            self._draw_noops(2 * len(self._noops))
 
     def _play(
         self, begin: int, end: int, work: Scratch, actions: np.ndarray, before: np.ndarray,
@@ -174,8 +186,6 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         return last
 
     def _reset(self, begin: int, end: int, work: Scratch, observations: np.ndarray) -> None:
-        if self._state[NOOPS_DRAWN, begin:end].max() == len(self._noops):
-            self._draw_noops(2 * len(self._noops))
         args = self._beginning, self._noops, GREYS, self._seen, work, observations
         check_changes(reset_games(self._state, begin, end, *args))
 
@@ -187,8 +197,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         try:
             for play in own:
                 last |= play()
-        finally:  # the games of the others have had their step, too
-            wait(others)
+        finally:  # also for a step that Ctrl-C interrupted
+            wait(self._handed_on)
         for share in others:
             last |= share.result()
         return last

@@ -127,6 +127,22 @@ def test_threads_and_halves_of_a_step_make_no_difference() -> None:
     assert len(np.unique(one.ram, axis=0)) == 4, "games differ from each other"
 
 
+def test_resets_are_the_same_on_any_number_of_threads() -> None:
+    """No-ops are drawn again at a game's 65th and 129th reset, while nobody reads them."""
+    settings = {"frame_skip": 1, "max_num_frames_per_episode": 1, "rows": (0, 1)}
+    one, *others = each = [envs(64, threads=n, **settings) for n in (1, 2, 3)]
+    frames = [games.reset()[1]["episode_frame_number"] for games in each]
+    for number in range(140):
+        assert frames[0].min() > 0
+        assert all(np.array_equal(frames[0], other) for other in frames[1:]), number
+        *_, truncated, info = one.step(actions := np.full(64, number % 6))
+        assert truncated.all()
+        for games in others:
+            games.send(actions)
+        infos = [info, *(games.recv()[-1] for games in others)]
+        frames = [each["episode_frame_number"] for each in infos]
+
+
 @pytest.mark.parametrize("max_pool", [True, False])
 def test_rows_that_are_not_drawn_stay_black(max_pool: bool) -> None:
     """Where games begin, go on, end, and are cut short in the midst of a step, too."""
