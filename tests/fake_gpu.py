@@ -8,7 +8,12 @@ learns on it is what it would learn anywhere. What a GPU does not forgive is fou
 - a copy that is not waited for arrives as late as it may: until then its target holds rubbish,
   and its source must not change;
 - a capture refuses whatever would not be replayed, and a replay computes the same operations on
-  the same memory again, so numbers that stayed on the CPU are those of the capture.
+  the same memory again, so numbers that stayed on the CPU are those of the capture;
+- a graph keeps no memory from before its capture: if that was freed, a replay raises, and says
+  which line captured its use. What a capture allocates is rubbish once the graph is gone;
+- a refused operation breaks its capture, and until the allocator is told that this capture is over
+  there is no other one;
+- a stream that has not waited for the work of another one must not compute.
 """
 
 import contextlib
@@ -22,6 +27,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule as BackendModule
@@ -31,7 +37,7 @@ from lib import gpu_checks, transfer
 
 NAME = "fakegpu"
 ROOT = Path(__file__).parent.parent
-OURS = (f"{ROOT}/0", f"{ROOT}/lib/")  # the rungs, and lib
+OURS = (f"{ROOT}/0", f"{ROOT}/1", f"{ROOT}/lib/")  # the rungs, and lib
 aten = torch.ops.aten
 WAITING = {aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default}
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
@@ -72,6 +78,10 @@ def no_sharing(tensor: GpuTensor) -> None:
 ForkingPickler.register(GpuTensor, no_sharing)
 
 
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
 def _on_cpu(x: Any) -> Any:
     if isinstance(x, torch.device):
         return torch.device("cpu")
@@ -92,8 +102,10 @@ class FakeGpu(BackendModule):
         self.sources: list[tuple[torch.Tensor, torch.Tensor]] = []  # of copies under way
         self.arriving: list[tuple[torch.Tensor, torch.Tensor]] = []  # targets on the CPU
         self.graph: FakeGraph | None = None  # that is being captured
+        self.recording: set[object] = set()  # pools of captures that the allocator takes for begun
         self.launches = 0  # of kernels, and of graphs
-        self.stream = FakeStream()
+        self.streams: list[FakeStream] = []
+        self.stream = FakeStream(self.streams)
 
     # What torch asks of a backend.
     def manual_seed_all(self, seed: int) -> None:
@@ -120,6 +132,8 @@ class FakeGpu(BackendModule):
             on_gpu = isinstance(args[0], GpuTensor)
         elif here and func is not aten._to_copy.default:
             self._check(func, args, [x for x in flat if type(x) in (torch.Tensor, nn.Parameter)])
+        if on_gpu and self.graph is None:
+            self.stream.work()
         cpu_args, cpu_kwargs = pytree.tree_unflatten([_on_cpu(x) for x in flat], spec)
         pin = cpu_kwargs.pop("pin_memory", False) or func is aten._pin_memory.default
         if func is aten._pin_memory.default:
@@ -135,7 +149,7 @@ class FakeGpu(BackendModule):
         if not on_gpu:
             return result
         if self.graph is not None:
-            self.graph.operations.append((func, cpu_args, cpu_kwargs, result))
+            self.graph.record(func, cpu_args, cpu_kwargs, result)
         else:
             self.launches += not func.is_view
 
@@ -143,6 +157,12 @@ class FakeGpu(BackendModule):
             return here[id(held)] if id(held) in here else GpuTensor(held)
 
         return pytree.tree_map_only(torch.Tensor, there, result)
+
+    def ended(self, pool: object) -> None:
+        """Tell the allocator that a capture is over."""
+        if pool not in self.recording:
+            raise RuntimeError("no capture allocates in this pool")
+        self.recording.remove(pool)
 
     def run(self, func: Any) -> Callable[..., Any]:
         """The operation, with the GPU's random numbers."""
@@ -167,7 +187,7 @@ class FakeGpu(BackendModule):
         elif any(x.dim() for x in there):
             raise RuntimeError(f"{func}: expected all tensors to be on the same device")
         elif there and self.graph is not None:
-            raise RuntimeError(f"{func}: a number of the CPU in a capture stays what it is")
+            self.graph.refuse(f"{func}: a number of the CPU in a capture stays what it is")
         if func in WAITING:
             self._wait(func)
 
@@ -175,7 +195,7 @@ class FakeGpu(BackendModule):
         """Note a copy between the two sides: wait for it, or let it come late."""
         pinned = (source if to_gpu else target).untyped_storage().data_ptr() in self.pinned
         if self.graph is not None:
-            raise RuntimeError(f"{func}: a copy from or to the CPU in a capture")
+            self.graph.refuse(f"{func}: a copy from or to the CPU in a capture")
         if not later or not pinned:
             self._wait(func)
         elif to_gpu:
@@ -186,11 +206,9 @@ class FakeGpu(BackendModule):
 
     def _wait(self, func: Any) -> None:
         if self.graph is not None:
-            raise RuntimeError(f"{func}: the CPU cannot wait within a capture")
+            self.graph.refuse(f"{func}: the CPU cannot wait within a capture")
         self.synchronize()
-        frame = sys._getframe()
-        while frame and not frame.f_code.co_filename.startswith(OURS):
-            frame = frame.f_back
+        frame = our_frame()
         if frame and threading.current_thread() is threading.main_thread():
             self.waits.add(f"{Path(frame.f_code.co_filename).name} {frame.f_code.co_qualname}")
 
@@ -203,37 +221,131 @@ class FakeGpu(BackendModule):
         self.sources, self.arriving = [], []
 
 
+def our_frame() -> Any:
+    """The innermost frame of the rungs, lib or benchmarks, or None."""
+    frame = sys._getframe(1)
+    while frame and not frame.f_code.co_filename.startswith(OURS):
+        frame = frame.f_back
+    return frame
+
+
+class Place:
+    """A tensor of a capture: memory that the graph owns, or memory that others may free."""
+
+    def __init__(self, tensor: torch.Tensor, owned: dict[int, torch.UntypedStorage]) -> None:
+        storage = tensor.untyped_storage()
+        self.owned = owned.get(storage._cdata)
+        self.memory = None if self.owned is not None else StorageWeakRef(storage)
+        self.dtype = tensor.dtype
+        self.layout = tensor.storage_offset(), tensor.size(), tensor.stride()
+
+    def tensor(self, captured: str) -> torch.Tensor:
+        storage = self.owned
+        if self.memory is not None:
+            if self.memory.expired():
+                raise RuntimeError(f"a graph uses memory that was freed; captured in {captured}")
+            storage = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
+        return torch.empty(0, dtype=self.dtype).set_(storage, *self.layout)
+
+
 class FakeGraph:
     """A CUDA graph: operations of a capture, which ``replay`` computes again in their places."""
 
     def __init__(self) -> None:
-        self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self.operations: list[tuple[Any, Any, str]] = []
+        self.pool: dict[int, torch.UntypedStorage] = {}  # what the capture allocated
+        self.broken = False
+
+    def refuse(self, reason: str) -> None:
+        """Break the capture."""
+        self.broken = True
+        raise RuntimeError(reason)
+
+    def record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note an operation, and own the memory that is new."""
+        given = {x.untyped_storage()._cdata for x in _tensors((args, kwargs))}
+        for new in _tensors(result):
+            storage = new.untyped_storage()
+            if storage._cdata not in given:
+                self.pool[storage._cdata] = storage
+        frame = our_frame()
+        line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "a test"
+        places = pytree.tree_map_only(
+            torch.Tensor, lambda x: Place(x, self.pool), (args, kwargs, result)
+        )
+        self.operations.append((func, places, line))
 
     def replay(self) -> None:
         """Compute everything again."""
         gpu.launches += 1
-        for func, args, kwargs, result in self.operations:
+        gpu.stream.work()
+        for func, places, line in self.operations:
             if not func.is_view:
-                results = (result, gpu.run(func)(*args, **kwargs))
-                for place, new in zip(*map(pytree.tree_leaves, results), strict=True):
-                    if isinstance(place, torch.Tensor) and place is not new:
+                args, kwargs, result = pytree.tree_map_only(
+                    Place, lambda place, line=line: place.tensor(line), places
+                )
+                for place, new in zip(
+                    _tensors(result), _tensors(gpu.run(func)(*args, **kwargs)), strict=True
+                ):
+                    if place.data_ptr() != new.data_ptr():
                         place.copy_(new)
 
+    def __del__(self) -> None:
+        for storage in self.pool.values():  # which may be kept by a result
+            storage.fill_(0xA5)
+
     @contextlib.contextmanager
-    def capture(self) -> Iterator[None]:
+    def capture(self, pool: object = None) -> Iterator[None]:
         """What is computed within is recorded."""
-        gpu.graph = self
+        if gpu.recording:
+            raise RuntimeError("INTERNAL ASSERT FAILED: a capture is underway")
+        gpu.synchronize()
+        for stream in gpu.streams:
+            gpu.stream.wait_stream(stream)
+        before, gpu.stream = gpu.stream, FakeStream()
+        gpu.graph, pool = self, pool or object()
+        gpu.recording.add(pool)
         try:
             yield
         finally:
             gpu.graph = None
+            if self.broken:  # torch stays on the capture's stream
+                raise RuntimeError("CUDA error: operation failed due to a previous error")
+            gpu.recording.remove(pool)
+            gpu.stream = before
 
 
 class FakeStream:
-    """A stream, or an event: everything happens at once, but for copies that nobody waits for."""
+    """A stream: its work is done at once, but others must wait for it."""
+
+    def __init__(self, streams: "list[FakeStream] | None" = None) -> None:
+        self.launched, self.seen = 0, dict[FakeStream, int]()
+        self.streams = gpu.streams if streams is None else streams
+        self.streams.append(self)
+
+    def work(self) -> None:
+        """Note a launch."""
+        for other in self.streams:
+            if other is not self and other.launched > self.seen.get(other, 0):
+                raise RuntimeError("a stream computes while another one may still write")
+        self.launched += 1
 
     def wait_stream(self, stream: "FakeStream") -> None:
-        """Nothing to wait for."""
+        """Wait for the work of another stream, and for what that one has waited for."""
+        self.seen = {**self.seen, **stream.seen, stream: stream.launched}
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """What is computed within is computed on this stream."""
+        before, gpu.stream = gpu.stream, self
+        try:
+            yield
+        finally:
+            gpu.stream = before
+
+
+class FakeEvent:
+    """An event: whoever waits for it waits for everything."""
 
     def record(self) -> None:
         """Nothing."""
@@ -263,10 +375,15 @@ def in_place_of_cuda() -> Iterator[FakeGpu]:
         patch.setattr(transfer, "ASYNCHRONOUS", (NAME,))
         patch.setattr(torch, "compile", lambda function, **_: function)
         patch.setattr(torch.cuda, "Stream", FakeStream)
-        patch.setattr(torch.cuda, "Event", FakeStream)
+        patch.setattr(torch.cuda, "Event", FakeEvent)
         patch.setattr(torch.cuda, "current_stream", lambda: gpu.stream)
         patch.setattr(torch.cuda, "set_stream", lambda stream: setattr(gpu, "stream", stream))
-        patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+        patch.setattr(torch.cuda, "stream", FakeStream.current)
         patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
         patch.setattr(torch.cuda, "graph", FakeGraph.capture)
+        patch.setattr(torch.cuda, "graph_pool_handle", object)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.accelerator, "synchronize", gpu.synchronize)
+        patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _, pool: gpu.ended(pool))
+        patch.setattr(torch._C, "_cuda_releasePool", lambda *_: None)
         yield gpu

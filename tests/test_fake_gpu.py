@@ -7,6 +7,7 @@ there is a GPU.
 
 import contextlib
 import importlib
+from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -26,20 +27,29 @@ from conftest import BEYOND
 from fake_gpu import NAME, FakeGraph, FakeStream, GpuTensor, gpu, in_place_of_cuda, no_sharing
 from helpers import fail_to_open, listed, updates_of, watch
 from ignite.engine import Engine, Events
+from ignite.handlers import TensorboardLogger
 
 import pong_emulator
 from benchmarks.emulator import player_on_gpu
+from benchmarks.techniques import learning
 from lib.gpu_checks import fallbacks
 from lib.learning import compiled_update
+from lib.learning.agents import sample_actions
+from lib.learning.compiled_update import graph_or_eager
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import Player
+from lib.training import evaluation
+from lib.training.evaluation import Trial, read_agent
 from lib.training.options import ReplayOptions
 from lib.training.play import PlayEvents
+from lib.training.run import Run
+from lib.transfer import upload
 from pong_emulator import PongVectorEnv
 
 TINY = {"replay_initial": 40, "replay_size": 200, "batch_size": 2, "epsilon_start": 0.5}
 NO_BUFFER = {"rollout": 10, "batch_size": 10, "epsilon_start": 0.5}
-SMALL = {"updates": 4, "envs": 2, "precision": "float32"}
+FLOAT32 = {"precision": "float32"}
+SMALL = {"updates": 4, "envs": 2} | FLOAT32
 
 
 def train(script, folder, device, updates=12, **settings) -> tuple[list[float], set[str]]:
@@ -151,6 +161,14 @@ def test_a_timed_step_of_the_emulator_is_its_actions_and_a_graph():
     assert gpu.launches == before + 2
 
 
+def test_a_timed_graph_of_a_learner_keeps_its_network():
+    args = Namespace(device=torch.device(NAME), batch_size=2)
+    with in_place_of_cuda():
+        way = {"CUDA graph": {"gpu": True, "graph": True, "capturable": True}}
+        for works in learning.compare(args, way, "forward", "update").values():
+            assert works["CUDA graph"]()(1e-9) > 0
+
+
 @pytest.mark.usefixtures("console")
 def test_thousands_of_games_are_a_launch_for_each_step(tmp_path, monkeypatch):
     script, games = "10_thousands_of_games", []
@@ -172,6 +190,38 @@ def test_thousands_of_games_are_a_launch_for_each_step(tmp_path, monkeypatch):
     assert losses == plain_losses(script, tmp_path, **settings)
 
 
+@pytest.mark.usefixtures("console")
+@pytest.mark.parametrize("script", ["08_recompiled_pong", "10_thousands_of_games"])
+def test_a_trial_plays_with_the_network_that_is_saved(script, tmp_path, monkeypatch):
+    """Games are cut short before anybody has a point, and count as won."""
+    states, values = [], []
+
+    def sample(given: np.ndarray, *args: Any) -> np.ndarray:
+        values.append(given)
+        return sample_actions(given, *args)
+
+    def upload_states(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
+        states.append(arrays[0])
+        return upload(device, *arrays)
+
+    monkeypatch.setattr(pong_emulator, "PongVectorEnv", pong)
+    monkeypatch.setattr(evaluation, "sample_actions", sample)
+    monkeypatch.setattr(evaluation, "upload", upload_states)
+    monkeypatch.setattr(Trial, "won", property(lambda trial: len(trial.rewards)))
+    module = importlib.import_module(script)
+    monkeypatch.setattr(module, "evaluate", lambda *_: None)
+    params = module.Options(**NO_BUFFER, stop_reward=-1.0, envs=2, trial_games=3, **FLOAT32)
+    with in_place_of_cuda(), TensorboardLogger(tmp_path) as log:
+        run = Run(params.resolved(), torch.device(NAME), tmp_path, log, script)
+        module.train(run.params, run)
+    assert fallbacks == []
+    assert run.solved
+    agent, _ = read_agent(tmp_path)
+    assert len(values) == 2 * 10
+    for seen, told in zip(states, values, strict=True):
+        np.testing.assert_allclose(told, agent(torch.from_numpy(seen)).detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_a_player_on_the_cpu_acts_with_what_is_learned_on_the_gpu():
     with in_place_of_cuda(), torch.no_grad():
         network = DQN((2, 84, 84), 3).to(NAME)
@@ -191,8 +241,39 @@ def test_the_fake_refuses_what_a_gpu_does():
         there = here.to(NAME)
         with pytest.raises(RuntimeError, match="same device"):
             there + here
-        with FakeGraph().capture(), pytest.raises(RuntimeError, match="stays what it is"):
+        graph = FakeGraph()
+        with pytest.raises(RuntimeError, match="previous error"), graph.capture():
             there * number
+        torch._C._cuda_endAllocateToPool(0, *gpu.recording)
+        graph = FakeGraph()
+        with graph.capture():
+            twice = there * 2
+        graph.replay()
+        del there
+        with pytest.raises(RuntimeError, match="memory that was freed; captured in a test"):
+            graph.replay()
+        assert twice.cpu().tolist() == [2, 2]
+        del graph
+        assert twice.cpu().tolist() != [2, 2]
+        other = torch.cuda.Stream()
+        with pytest.raises(RuntimeError, match="another one may still write"):
+            with torch.cuda.stream(other):
+                twice + twice
+
+
+def test_after_a_failed_capture_there_are_others():
+    def asks() -> torch.Tensor:
+        if gpu.graph is not None:
+            numbers[0].item()
+        return numbers + torch.rand(3, device=NAME)
+
+    with in_place_of_cuda():
+        numbers = torch.ones(3, device=NAME)
+        graphs = [graph_or_eager("a question", asks, numbers.device)]
+        graphs += [graph_or_eager("a sum", lambda: numbers + numbers, numbers.device)]
+        assert graphs[0] is asks
+        assert graphs[1]().cpu().tolist() == [2, 2, 2]
+    assert [line[:40] for line in fallbacks] == ["the CUDA graph of a question: aten._loca"]
 
 
 # What does not work on a GPU is left out: failures that are planted in the fake one.
@@ -203,7 +284,7 @@ REFUSED = "CUDA error: operation not permitted"
 
 
 @contextlib.contextmanager
-def capture_that_raises(*_: Any) -> Iterator[None]:
+def capture_that_raises(*_: Any, **__: Any) -> Iterator[None]:
     """Torch stays on the stream of a capture that ended in an error."""
     torch.cuda.set_stream(FakeStream())
     try:

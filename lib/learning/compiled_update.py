@@ -7,7 +7,8 @@ memory once.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -40,31 +41,44 @@ def unchanged(device: torch.device, tensors: Iterable[torch.Tensor] = ()) -> Ite
 
 
 def cuda_graph(function: Callable[[], Result]) -> Callable[[], Result]:
-    """Capture the function as one CUDA graph, which launches all its kernels with a single call.
+    """Capture a function as one CUDA graph, which launches all its kernels with a single call.
 
     The function must read only tensors that stay in their place, and must not wait for the GPU.
-    Capturing calls it a few times. What is returned replays the graph, with the result in the same
-    place each time.
+    Capturing calls it four times. The returned function replays the graph and writes the result
+    into the same place each time. It keeps the function, and with it all that the graph reads.
     """
-    side = torch.cuda.Stream()  # capturing needs its own stream, and all memory allocated
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(side)
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(stream)  # capturing needs its own stream, and all memory allocated
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                function()
+    finally:
+        stream.wait_stream(side)
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
             result = function()
     except Exception as error:
-        torch.cuda.set_stream(stream)  # if a capture ends in an error, torch stays on its stream
+        end_capture(stream, pool)
         raise error.__context__ or error from None  # what broke the capture, not that it is broken
 
-    def replay() -> Result:
-        graph.replay()
-        return result
+    return partial(replay, graph, result, function)
 
-    return replay
+
+def replay(graph: torch.cuda.CUDAGraph, result: Result, reads: Callable[[], Result]) -> Result:
+    """Replay a graph, and return its result; ``reads`` keeps alive what the graph reads."""
+    graph.replay()
+    return result
+
+
+def end_capture(stream: torch.cuda.Stream, pool: tuple[int, int]) -> None:
+    """Tell torch that a capture is over; after an error within, it tells itself only a part."""
+    torch.cuda.set_stream(stream)
+    device = torch.cuda.current_device()
+    with suppress(RuntimeError):  # if the error came after this
+        torch._C._cuda_endAllocateToPool(device, pool)  # else no other capture can begin
+        torch._C._cuda_releasePool(device, pool)
 
 
 def try_compile(
