@@ -16,12 +16,13 @@ kept=$(mktemp -d)
 mkdir -p "$out"
 log=$out/$part.txt
 peers=${PEERS:-$(command -v python)}
+cores=$(nproc) # before OMP_NUM_THREADS, which it would take for the answer
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
 if [ -n "$TINY" ]; then
   cuda=() frames=20 filling=60 games=4 slower=10
   small=(--envs 8 --rollout 4 --batch-size 16 --max-frames 600)
 else
-  cuda=(--cuda) frames=1500 filling=1000 games="32 1024 4096 16384" slower=1
+  cuda=(--cuda) frames=1500 filling=1000 games="1024 16384 4096" slower=1
   small=()
 fi
 case $part in first) seconds=$((540 * slower)) ;; second) seconds=$((180 * slower)) ;; *) exit 2 ;; esac
@@ -48,37 +49,51 @@ techniques() { # seconds, parts
     --out "$kept/techniques-$2" --only "${@:2}"
 }
 
+tests() { # seconds, arguments of pytest
+  step "$1" python -m pytest -n "$((cores < 4 ? 1 : 4))" -rfs "${@:2}"
+}
+
 if [ "$part" = first ]; then
   # Compiled beside the first measurements, which need one core: the emulator for the CPU and the GPU.
   for device in cpu ${cuda:+cuda}; do
-    taskset -c "0-$((($(nproc) + 3) / 4 - 1))" python -c "
+    taskset -c "0-$(((cores + 3) / 4 - 1))" python -c "
 import time, pong_emulator
 began = time.time()
 pong_emulator.prepare('$device')
 print(f'the emulator compiled for $device in {time.time() - began:.0f} s')" >>"$kept/compiled.txt" 2>&1 &
   done
   [ -n "$TINY" ] || nvidia-smi >>"$log" 2>&1
-  techniques 45 calls device precision copies profiler
-  step 120 python -m benchmarks peers --python "$peers" --only ptan --rounds 1 --frames "$frames" \
-    --out "$kept/peers" "${cuda[@]}"
+  # Do graphs keep their memory, and does a failed capture leave the next ones possible?
+  tests 30 tests/test_gpu.py -k "outlives or failed"
+  techniques 30 calls
   wait
   cat "$kept/compiled.txt" >>"$log"
-  for seed in 90 91 92; do
-    rung 45 10_thousands_of_games --seed "$seed" "${small[@]}"
-  done
-  rung 75 08_recompiled_pong ${TINY:+--max-frames 600}
+  tests 90 tests/test_emulator_cuda.py -k "1024 or waits"
+  rung 75 10_thousands_of_games --seed 90 "${small[@]}"
+  rung 75 10_thousands_of_games --seed 90 "${small[@]}" --envs "${games##* }"
   # shellcheck disable=SC2086  # several numbers
-  step 60 python -m benchmarks emulator --games $games --rounds 2 --out "$kept/emulator" "${cuda[@]}"
+  step 45 python -m benchmarks emulator --games $games --rounds 1 --out "$kept/emulator" "${cuda[@]}"
+  # The same without optimising at link time, in a copy: what is compiled is kept by source alone.
+  mkdir "$kept/copy" && cp -r benchmarks lib pong_emulator "$kept/copy"
+  sed -i 's/cuda.jit(cache=True)/lambda f: cuda.jit(f, cache=True, lto=False)/' "$kept/copy/pong_emulator/cuda.py"
+  # shellcheck disable=SC2086
+  step 90 env -C "$kept/copy" python -m benchmarks emulator --games $games --rounds 1 \
+    --out "$kept/emulator-without-lto" "${cuda[@]}"
+  rm -r "$kept/copy"
+  rung 75 08_recompiled_pong ${TINY:+--max-frames 600}
+  tests 150 tests/test_gpu.py
   fps 03_parallel --play-device cpu
-  for script in 00_slow_grads 04_new_wrappers_n_env 04_new_wrappers_parallel 05_vector_env; do
+  for script in 00_slow_grads 01_baseline 02_n_envs 03_parallel 04_new_wrappers_n_env \
+    04_new_wrappers_parallel 05_vector_env; do
     fps "$script"
   done
   rung 30 06_compiled_update --replay-initial $filling --max-frames $((filling + 8 * frames))
-  techniques 45 compilation
-  rung 90 06_compiled_update ${TINY:+--replay-initial 60 --max-frames 100}
+  rung 30 07_speedrun --max-frames $((8 * frames + 600))
 else
-  rung 60 10_thousands_of_games --seed 93 "${small[@]}" "$@"
-  step 100 python -m pytest -n 4 -rf tests/test_gpu.py
+  rung 60 10_thousands_of_games --seed 91 "${small[@]}" "$@"
+  step 100 python -m benchmarks peers --python "$peers" --only ptan --rounds 1 --frames "$frames" \
+    --out "$kept/peers" "${cuda[@]}"
+  techniques 60 device precision copies profiler compilation
   rung 60 08_recompiled_pong --seed 91 ${TINY:+--max-frames 600}
 fi
 step 20 python -m benchmarks table "$kept/runs" --out "$kept"

@@ -139,12 +139,24 @@ def prepare(device: str = "cpu") -> None:
     if device.startswith("cuda"):
         if problem := missing(device):
             raise EmulatorError(problem)
-        return import_module(f"{__name__}.cuda").prepare(device)
-    games = PongVectorEnv(1, threads=1)
-    games.reset()
-    games.step(games.action_space.sample())
-    games.screen(0)  # ``preparing`` knows by this that all is compiled
-    games.close()
+        import_module(f"{__name__}.cuda").prepare(device)
+    else:
+        games = PongVectorEnv(1, threads=1)
+        games.reset()
+        games.step(games.action_space.sample())
+        games.screen(0)
+        games.close()
+    _prepared(device).touch()
+
+
+def _prepared(device: str) -> Path:
+    """The file that says that everything is compiled for this device, or for GPUs of its kind."""
+    from .compiling import folder
+
+    if device.startswith("cuda"):
+        kind = import_module("torch").cuda.get_device_capability(device)
+        device = "sm_{}{}".format(*kind)
+    return folder() / f"prepared-{device}"
 
 
 @contextmanager
@@ -162,9 +174,9 @@ def preparing(device: Any = "cpu") -> Iterator[None]:
         raise EmulatorError(problem)
     from .compiling import folder
 
-    last = {"cpu": "draw_game"}  # what each compiles last
+    devices = ["cpu"]
     if str(device).startswith("cuda") and not missing(str(device)):
-        last[str(device)] = "see"
+        devices.append(str(device))
     # Into this process's folder: where nothing can be kept, they would have their own.
     program = (
         f"import pathlib, {__name__} as p, {__name__}.compiling as c; "
@@ -174,8 +186,8 @@ def preparing(device: Any = "cpu") -> Iterator[None]:
     settings |= {"cwd": Path(__file__).parent.parent, "start_new_session": True}
     processes: list[subprocess.Popen] = []
     try:
-        for name, function in last.items():
-            if not any(folder().rglob(f"*.{function}-*.nbi")):
+        for name in devices:
+            if not _prepared(name).exists():
                 command = [sys.executable, "-c", f"{program}({name!r})"]
                 processes.append(subprocess.Popen(command, **settings))
         yield

@@ -14,7 +14,7 @@ from conftest import read_events, run_rung
 from helpers import ACTIONS, QUICK, SHAPE, make_batch, rung_beside_plain_dqn
 
 from lib.gpu_checks import fallbacks
-from lib.learning.compiled_update import CapturedForward
+from lib.learning.compiled_update import CapturedForward, graph_or_eager
 from lib.learning.dqn_model import DQN
 from lib.training.machine import prepare_torch
 
@@ -53,6 +53,33 @@ def test_a_captured_choice_has_its_newest_states_and_weights():
             torch.testing.assert_close(forward(part), net(part).detach(), rtol=2e-2, atol=2e-3)
         with torch.no_grad():
             net.fc[-1].weight.mul_(2)
+
+
+def test_a_captured_choice_outlives_its_network():
+    """In the network's memory there are other tensors by then, unless the graph keeps it."""
+    net, states = DQN(SHAPE, ACTIONS).to(CUDA), make_batch(8).states.to(CUDA)
+    expected = net(states).detach().clone()
+    forward = CapturedForward(torch.no_grad()(net), tuple(states.shape), CUDA)
+    del net
+    torch.cuda.empty_cache()
+    others = [torch.full((256 * size,), 1e9, device=CUDA) for size in range(1, 1_025) for _ in "ab"]
+    torch.testing.assert_close(forward(states), expected, rtol=2e-2, atol=2e-3)
+    assert all(bool((other == 1e9).all()) for other in others)
+
+
+def test_after_a_failed_capture_there_are_others():
+    numbers = torch.ones(3, device=CUDA)
+
+    def asks() -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            numbers[0].item()
+        return numbers + torch.rand(3, device=CUDA)
+
+    assert graph_or_eager("a question", asks, CUDA) is asks
+    assert "a question" in fallbacks.pop()
+    assert asks().min() >= 1
+    draw = graph_or_eager("a draw", lambda: numbers + torch.rand(3, device=CUDA), CUDA)
+    assert not torch.equal(draw().clone(), draw())
 
 
 @pytest.mark.parametrize(

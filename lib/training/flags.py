@@ -64,6 +64,8 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     if empty := [name for name, value in given.items() if value == ""]:  # as of an unset variable
         parser.error(f"--{empty[0].replace('_', '-')}: must not be empty")
     params = options(**given)
+    if given.get("cuda") is False and params.device.startswith("cuda"):
+        parser.error(f"--no-cuda: contradicts --device {params.device}")
     settings, played, solved = dict[str, Any](), 0, False  # of the run to resume
     if params.resume:
         settings, played, solved = _settings_of(params.resume, parser)
