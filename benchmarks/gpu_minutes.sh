@@ -50,7 +50,7 @@ techniques() { # seconds, parts
 }
 
 tests() { # seconds, arguments of pytest
-  step "$1" python -m pytest -n "$((cores < 4 ? 1 : 4))" -rfs "${@:2}"
+  step "$1" python -m pytest -n "$(((cores + 1) / 2))" -rfs "${@:2}"
 }
 
 if [ "$part" = first ]; then
@@ -77,11 +77,11 @@ print(f'the emulator compiled for $device in {time.time() - began:.0f} s')" >>"$
   mkdir "$kept/copy" && cp -r benchmarks lib pong_emulator "$kept/copy"
   sed -i 's/cuda.jit(cache=True)/lambda f: cuda.jit(f, cache=True, lto=False)/' "$kept/copy/pong_emulator/cuda.py"
   # shellcheck disable=SC2086
-  step 90 env -C "$kept/copy" python -m benchmarks emulator --games $games --rounds 1 \
+  step 75 env -C "$kept/copy" python -m benchmarks emulator --games $games --rounds 1 \
     --out "$kept/emulator-without-lto" "${cuda[@]}"
   rm -r "$kept/copy"
   rung 75 08_recompiled_pong ${TINY:+--max-frames 600}
-  tests 150 tests/test_gpu.py
+  tests 100 tests/test_gpu.py
   fps 03_parallel --play-device cpu
   for script in 00_slow_grads 01_baseline 02_n_envs 03_parallel 04_new_wrappers_n_env \
     04_new_wrappers_parallel 05_vector_env; do
