@@ -79,6 +79,8 @@ def end_capture(stream: torch.cuda.Stream, pool: tuple[int, int]) -> None:
     with suppress(RuntimeError):  # if the error came after this
         torch._C._cuda_endAllocateToPool(device, pool)  # else no other capture can begin
         torch._C._cuda_releasePool(device, pool)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):  # ends the capture for random numbers, too
+        torch.zeros(1, device="cuda")
 
 
 def try_compile(
