@@ -316,8 +316,8 @@ def test_the_headline_and_the_lines_of_the_terminal() -> None:
     """They are those of a run in the middle, of ten."""
     readme = one_line(ROOT / "README.md").replace("**", "")
     until_17, until_won = until("08")
-    assert f"reach 17 after {until_17.replace(' (', ' minutes (')}" in readme
-    assert f"after {until_won}, the saved agent has won 64 of 64 new games" in readme
+    assert f"reaches 17 after {until_17.replace(' (', ' minutes (')}" in readme
+    assert f"After {until_won}, the saved agent has won 64 of 64 new games" in readme
     page = (ROOT / "docs/reading-a-run.md").read_text(encoding="utf-8")
     sample = re.search(r"\n\n    (avg_reward 17 .*?)\n\n", page, re.DOTALL)[1].split("\n    ")
     records = sorted(of("08"), key=attrgetter("minutes"))
@@ -413,7 +413,7 @@ def test_single_techniques_and_emulators_are_in_their_tables() -> None:
     told = re.findall(r"\| ([^|]+? \| [^|]+?) \| (\d[^|]+?) \| (\d[^|]+?) (?=\|)", section)
     assert len(told) == 13
     assert [cells for name, *cells in told if measured[name] != cells] == []
-    assert f"is [{measured[told[0][0]][0][:4]} times as fast]" in one_line(RESULTS)
+    assert f"makes it [{measured[told[0][0]][0][:4]} times as fast]" in one_line(RESULTS)
     gains = re.findall(r"([\d.]+) times (\([\d.]+ to [\d.]+\))", page)
     (fused, layout) = (measured[name] for name, *_ in told[3:5])
     assert [" ".join(gain) for gain in gains] == [*fused, layout[0]]
