@@ -399,8 +399,8 @@ def test_what_an_h100_showed() -> None:
     assert (fast.settings, fast.machine.get("left_out")) == (slow.settings, None)
     assert slow.machine["left_out"].startswith("games on the GPU: ")
     fps_06, fps_01 = (f"{found[rung].fps:,.0f}" for rung in ("06", "01"))
-    readme = one_line(ROOT / "README.md")
-    assert f"[{fps_06} FPS](docs/gpu.md#what-an-h100-showed) with `06`, {fps_01} with `01`" in readme
+    told = f"[{fps_06} FPS](docs/gpu.md#what-an-h100-showed) with `06`, {fps_01} with `01`"
+    assert told in one_line(ROOT / "README.md")
     assert f"`06` made {fps_06} FPS and `01` {fps_01}" in one_line(CHAPTER)
 
 
