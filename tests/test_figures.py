@@ -1,4 +1,4 @@
-"""The figures of README.md and results/README.md, against the events or tables of the kept runs."""
+"""The figures of README.md and of results/, against the events or tables of the kept runs."""
 
 import csv
 import math
@@ -22,7 +22,9 @@ from lib.training.options import ReplayOptions
 ROOT = Path(__file__).parents[1]
 ZEN4, ZEN5 = ROOT / "results/epyc-zen4-2core", ROOT / "results/epyc-zen5-2core"
 XEON, H100 = ROOT / "results/xeon-amx-2core", ROOT / "results/xeon-h100-16core"
-RESULTS, FPS, SOLVED = ROOT / "results/README.md", ZEN4 / "ladder-amp/runs.csv", "solved/runs"
+RESULTS, CHAPTER = ROOT / "results/README.md", ROOT / "results/chapter.md"
+EARLIER, TECHNIQUES = ROOT / "results/earlier-runs.md", ROOT / "results/techniques.md"
+FPS, SOLVED = ZEN4 / "ladder-amp/runs.csv", "solved/runs"
 NAMES = {"04_new_wrappers_n_env": "04, environments", "04_new_wrappers_parallel": "04, parallel"}
 RECORDS = {
     "08": (ZEN4 / "held-out/runs", "08_recompiled_pong"),
@@ -45,7 +47,7 @@ def runs(*folders: Path) -> dict[str, list[Record]]:
     return found
 
 
-def table(page: str, heading: str) -> dict[str, list[str]]:
+def table(page: str | Path, heading: str) -> dict[str, list[str]]:
     """The cells of the table below a heading, by its first column, without links and bold type."""
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", (ROOT / page).read_text(encoding="utf-8"))
     text = text.replace("**", "").split(f"\n## {heading}\n")[1]
@@ -79,6 +81,11 @@ def frames(script: str) -> list[float]:
     return [record.to_bar[0] if record.solved else math.inf for record in records]
 
 
+def minutes(script: str) -> list[float]:
+    """Minutes to 17 of the same runs, by their frames and by the FPS of runs that were alone."""
+    return [each / fps(script) / 60 for each in frames(script)]
+
+
 def span(values: list[float], form: str) -> str:
     """The smallest and the largest of the finite ones."""
     least, most = (f(filter(math.isfinite, values)) for f in (min, max))
@@ -90,13 +97,15 @@ LADDER = (*list(BOOK)[1:], "05_vector_env", "06_compiled_update", "09_many_machi
 
 @pytest.mark.parametrize("script", LADDER)
 def test_the_ladder(script: str) -> None:
-    cells, found = table("README.md", "The ladder")[f"{script}.py"], frames(script)
+    cells, found = table("README.md", "The ladder")[f"{script}.py"], minutes(script)
+    assert cells[1] == f"{fps(script):.0f}"
     never = ", one never" * found.count(math.inf)
-    minutes = [each / fps(script) / 60 for each in found]
-    assert cells[1:] == [
-        f"{fps(script):.0f}",
-        span([each / 1e6 for each in found], "{:.2f}") + never,
-        span(minutes, "{:.0f}"),
+    base = [each for each in minutes(BASELINE) if math.isfinite(each)]
+    changes = [f"{100 * (one / other - 1):+.0f} %" for one, other in zip(found, base, strict=False)]
+    assert table(EARLIER, "Frames and minutes")[f"{script}.py"][:3] == [
+        span([each / 1e6 for each in frames(script)], "{:.2f}") + never,
+        span(found, "{:.0f}"),
+        ", ".join(changes) * (script != BASELINE),
     ]
 
 
@@ -112,7 +121,8 @@ def test_beside_the_chapter(script: str) -> None:
     change = f" ({100 * (fps(script) / fps(BASELINE) - 1):+.0f} %)" * (script != BASELINE)
     assert cells == [book_fps, f"{fps(script):.0f}{change}", book_minutes]
     third_edition = [f"{third}" for _, third in BOOK[script]]
-    cells = table("results/README.md", "The book's third edition")
+    assert table(EARLIER, "Frames and minutes")[f"{script}.py"][-1] == book_minutes
+    cells = table(CHAPTER, "The third edition")
     assert cells[NAMES.get(script, script[:2])] == third_edition
 
 
@@ -120,13 +130,13 @@ def test_longer_runs_make_the_fps_of_shorter_ones() -> None:
     rungs = (*BOOK, "05_vector_env", "06_compiled_update", "09_many_machines")
     long = ZEN4 / "ladder-amp-long/runs.csv"
     *found, cluster = (fps(rung, file=long, seeds=2) / fps(rung) for rung in rungs)
-    told = f"FPS are {min(found):.2f} to {max(found):.2f} of these, those of 09 {cluster:.2f} "
-    assert told in one_line(RESULTS)
+    told = f"made {min(found):.2f} to {max(found):.2f} times these FPS, and 09 {cluster:.2f} times"
+    assert told in one_line(CHAPTER)
 
 
 def at_17(script: str) -> list[str]:
     """The cells of a rung, which begins its games as the chapter does: frames, samples, games."""
-    cells = table("results/README.md", "The book's rungs at 17")
+    cells = table(EARLIER, "By seed")
     (name,) = [name for name in cells if name.split(", two")[0] == NAMES.get(script, script[:2])]
     return cells[name]
 
@@ -136,15 +146,15 @@ def test_the_frames_to_17() -> None:
         told = [f"{one.to_bar[0]:,.0f}" if one.solved else "never" for one in records]
         assert at_17(script)[:3] == told + [""] * (3 - len(records))
         if script == BASELINE:
-            words = "needed {1} frames with one seed, {0} with another, and with a third it {2}"
+            words = "needed {1} frames with one seed and {0} with another; with a third it {2}"
             assert words.format(*told) in one_line(RESULTS)
 
 
 def test_the_runs_with_other_seeds() -> None:
     page = (ZEN4 / "solved/README.md").read_text(encoding="utf-8").replace("**", "")
     died = [runs(ZEN4 / SOLVED)[script][1] for script in (BASELINE, "02_n_envs", "03_parallel")]
-    told = "stopped after {:,}, {:,} and {:,} frames".format(*(record.frames for record in died))
-    assert told in one_line(RESULTS)
+    told = "stopped them after {:,}, {:,} and {:,}".format(*(record.frames for record in died))
+    assert f"{told} frames" in one_line(EARLIER)
     assert all(f"never: stopped after {record.frames:,}" in page for record in died)
     games = (ZEN4 / "solved/games.txt").read_text(encoding="utf-8")
     means = re.findall(r"30 games, mean (.*), standard deviation .*, (.* to .*)", games)
@@ -175,8 +185,10 @@ def test_the_networks_that_die() -> None:
     assert (len(alive[larger]), dead[larger]) == (10, {})
     (run,) = read_records(ZEN4 / "dead-units/runs")
     assert f"avg_reward of {run.avg_reward:.1f} after {run.frames:,} frames" in text
-    assert "networks of `01` die.** With five of ten seeds" in one_line(RESULTS)
-    assert "With five of ten seeds" in (ROOT / "README.md").read_text(encoding="utf-8")
+    ptan = re.search(r"01 of ptan's parts \|.*\| (.*) \|\n", text)[1].split(", ")
+    assert (len(ptan), "five of ten networks of `01`" in one_line(RESULTS)) == (2, True)
+    assert "Of ten networks made of ptan's parts, two died" in one_line(RESULTS)
+    assert "five of ten networks" in one_line(ROOT / "docs/beside-the-book.md")
 
 
 def test_networks_live_without_the_mean() -> None:
@@ -271,8 +283,8 @@ def test_the_record(name: str) -> None:
     records = of(name)
     solved = f"{sum(record.solved for record in records)} of {len(records)}"
     frames = spread([record.to_bar[0] for record in records], 0)
-    page = "results/README.md"
-    cells = (table(page, "The record") | table("results/tried.md", "History"))[name]
+    page = "results/record.md"
+    cells = (table(page, "The record") | table(page, "History"))[name]
     until_17, until_won = until(name)
     assert cells[1:] == [solved, until_17, frames, until_won]
 
@@ -302,11 +314,12 @@ def test_thousands_of_games_on_a_cpu() -> None:
 
 def test_the_headline_and_the_lines_of_the_terminal() -> None:
     """They are those of a run in the middle, of ten."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    words, (until_17, until_won) = " ".join(readme.replace("**", "").split()), until("08")
-    assert f"after {until_won.replace(' (', ' minutes (')}" in words
-    assert f"at 17 after {until_17}" in words
-    sample = re.search(r"\n\n    (avg_reward 17 .*?)\n\n", readme, re.DOTALL)[1].split("\n    ")
+    readme = one_line(ROOT / "README.md").replace("**", "")
+    until_17, until_won = until("08")
+    assert f"reaches 17 after {until_17.replace(' (', ' minutes (')}" in readme
+    assert f"After {until_won}, the saved agent has won 64 of 64 new games" in readme
+    page = (ROOT / "docs/reading-a-run.md").read_text(encoding="utf-8")
+    sample = re.search(r"\n\n    (avg_reward 17 .*?)\n\n", page, re.DOTALL)[1].split("\n    ")
     records = sorted(of("08"), key=attrgetter("minutes"))
     (record,) = (one for one in records[4:6] if f"{one.frames:,}" in sample[0])
     assert sample[0].endswith(f" and {60 * record.to_bar[1]:,.0f} seconds")
@@ -315,7 +328,8 @@ def test_the_headline_and_the_lines_of_the_terminal() -> None:
 
 
 def test_the_update_takes_nearly_everything() -> None:
-    for folder, page in (("breakdown-amp", RESULTS), ("breakdown", ROOT / "docs/benchmarks.md")):
+    told = ("breakdown-amp", RESULTS), ("breakdown-amp", TECHNIQUES), ("breakdown", TECHNIQUES)
+    for folder, page in told:
         shares: dict[str, float] = defaultdict(float)
         for line in read_csv(ZEN4 / folder / "breakdown.csv"):
             if line["who"] == "main process" and line["part"] in ACTIVITIES["learns"][1]:
@@ -329,31 +343,40 @@ def test_the_findings_of_the_record() -> None:
     values = attrgetter("minutes"), speed, lambda one: one.to_bar[0]
     pair = "08 at 421866b", "08 at 20c42e4"
     minutes, faster, frames = (ratio(*pair, value) for value in values)
-    told = f"{minutes} of the minutes of 20c42e4, in turns: {faster} times the FPS, and {frames}"
-    assert f"{told} times the frames to 17" in one_line(ROOT / "results/tried.md")
+    told = f"against 20c42e4, in turns: {minutes} times the minutes, with {faster} times the FPS"
+    assert f"{told} and {frames} times the frames to 17" in one_line(ROOT / "results/record.md")
     assert [record.solved for record in of("08") + of("08 at 20c42e4")] == [True] * 20
     until_17, until_won = (middle.split()[0] for middle in until("08"))
-    assert f"won 64 of 64 new games after {until_won} minutes" in text
-    assert f"avg_reward is at 17 after {until_17}." in text
+    told = f"reaches 17 after {until_17} minutes, and after {until_won} minutes its agent has won"
+    assert told in text
     xeon = XEON / "speedrun-fps/runs.csv"
     larger = [fps(script, file=xeon, seeds=3) for script in (RECORDS["08"][1], RECORDS["07"][1])]
-    findings = table("results/README.md", "What else was found")
+    findings = table("results/tried.md", "What helped")
     (line,) = (line for line in findings if line.startswith("The emulator is worth"))
     pairs = ("08", "07"), ("08 at 09cda7a", "07 at 09cda7a")
     emulator = [ratio(*pair, speed) for pair in pairs]
     assert re.findall(r"\d\.\d\d", line) == [*emulator, f"{larger[0] / larger[1]:.2f}"]
-    assert text.count(f"worth {emulator[0]} times the FPS of ALE's") == 2
+    for place in (text, line):
+        assert f"worth {emulator[0]} times the FPS of ALE's" in place
 
 
 def test_what_contradicts_the_chapter_is_in_the_linked_tables() -> None:
-    text = RESULTS.read_text(encoding="utf-8").split("## Where it contr")[1]
+    text = CHAPTER.read_text(encoding="utf-8").split("## Where it contr")[1]
     claims = re.findall(r"^\| (.+?) \| .+? \| (.+?) \| \[.+\]\((.+)\) \|$", text, re.MULTILINE)
-    assert len(claims) == 8
+    assert len(claims) == 9
     two, three, four, parallel = (
         fps(script, file=ZEN5 / "ladder-fps/runs.csv", seeds=3) for script in list(BOOK)[2:]
     )
-    assert f"wrappers bring [{100 * (four / two - 1):+.0f} %]" in one_line(RESULTS)
     gains = {"(04 against 02)": four / two, "(04 against 03)": parallel / three}
+    two, three, four, parallel = (fps(script) for script in list(BOOK)[2:])
+    both = {
+        name: [f"{100 * (gain - 1):+.0f} %" for gain in (gains[name], on_zen4)]
+        for name, on_zen4 in zip(gains, (four / two, parallel / three), strict=True)
+    }
+    rows = table(CHAPTER, "What cheaper wrappers bring")
+    assert {name: row[1:] for row, name in ((rows[r], r[-15:]) for r in rows if "04" in r)} == both
+    told = "cheaper wrappers bring {} FPS (Zen 5, float32) or {} (Zen 4, `--amp`)"
+    assert told.format(*both["(04 against 02)"]) in one_line(RESULTS)
     for claim, here, link in claims:
         found = (ROOT / "results" / link).read_text(encoding="utf-8")
         for name, gain in gains.items():
@@ -368,18 +391,22 @@ def test_what_an_h100_showed() -> None:
     slow, fast = sorted(runs(H100)["08_recompiled_pong"], key=attrgetter("fps"))
     found = {script[:2]: records[0] for script, records in runs(H100).items() if script[:2] != "08"}
     found |= {"08`, games on the CPU": slow, "08`, games on the GPU": fast}
-    assert set(rungs) == {"rung", "---", *found}
+    assert set(rungs) == {"rung", *found}
     assert [name for name in found if rungs[name][0] != f"{found[name].fps:,.0f}"] == []
     reached, minutes_to_17 = slow.to_bar
     told = f"avg_reward 17 after {reached:,.0f} frames and {60 * minutes_to_17:.0f} seconds"
     assert rungs["08`, games on the CPU"][1] == told
     assert (fast.settings, fast.machine.get("left_out")) == (slow.settings, None)
     assert slow.machine["left_out"].startswith("games on the GPU: ")
+    fps_06, fps_01 = (f"{found[rung].fps:,.0f}" for rung in ("06", "01"))
+    told = f"[{fps_06} FPS](docs/gpu.md#what-an-h100-showed) with `06`, {fps_01} with `01`"
+    assert told in one_line(ROOT / "README.md")
+    assert f"`06` made {fps_06} FPS and `01` {fps_01}" in one_line(CHAPTER)
 
 
 def test_single_techniques_and_emulators_are_in_their_tables() -> None:
-    text, page = one_line(RESULTS), one_line(ROOT / "docs/beside-the-book.md")
-    section = text.split("## Single techniques")[1].split("## FPS")[0]
+    text, page = one_line(TECHNIQUES), one_line(ROOT / "docs/beside-the-book.md")
+    section = text.split("## Single techniques")[1].split("## ptan")[0]
     measured = defaultdict(list)
     for folder in ("techniques", "techniques-avx2"):
         for line in read_csv(ZEN4 / folder / "techniques-cpu.csv"):
@@ -390,7 +417,7 @@ def test_single_techniques_and_emulators_are_in_their_tables() -> None:
     told = re.findall(r"\| ([^|]+? \| [^|]+?) \| (\d[^|]+?) \| (\d[^|]+?) (?=\|)", section)
     assert len(told) == 13
     assert [cells for name, *cells in told if measured[name] != cells] == []
-    assert f"bfloat16 alone makes it [{measured[told[0][0]][0][:4]} times as fast]" in text
+    assert f"makes it [{measured[told[0][0]][0][:4]} times as fast]" in one_line(RESULTS)
     gains = re.findall(r"([\d.]+) times (\([\d.]+ to [\d.]+\))", page)
     (fused, layout) = (measured[name] for name, *_ in told[3:5])
     assert [" ".join(gain) for gain in gains] == [*fused, layout[0]]

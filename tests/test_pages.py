@@ -1,4 +1,4 @@
-"""The programs on a page, which a reader copies."""
+"""The programs, names and links on the pages."""
 
 import re
 
@@ -26,3 +26,30 @@ def test_what_stands_beside_the_book_is_there():
         source = (ROOT / file).read_text(encoding="utf-8")
         names = re.findall(r"`(?:PlayEvents\.)?([\w.]+)", here)
         assert [name for name in names if not re.search(rf"\b{name}\b", source)] == [], file
+
+
+def anchors(page):
+    """The names by which links reach the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_links_lead_somewhere():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")]
+    pages += [ROOT / "pong_emulator/README.md", ROOT / "weights/README.md"]
+    assert len(pages) > 50
+    broken = []
+    for page in pages:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            whole = target.exists() and (not anchor or anchor in anchors(target))
+            broken += [f"{page}: {link}"] * (not whole and not link.startswith("https://"))
+    assert broken == []
+
+
+def test_every_folder_of_results_is_in_a_list():
+    for page in [ROOT / "results/README.md", *(ROOT / "results").glob("*/README.md")]:
+        text = page.read_text(encoding="utf-8")
+        folders = [folder.name for folder in page.parent.iterdir() if folder.is_dir()]
+        assert [folder for folder in folders if f"{folder}/" not in text] == [], page
