@@ -11,8 +11,8 @@ learns on it is what it would learn anywhere. What a GPU does not forgive is fou
   the same memory again, so numbers that stayed on the CPU are those of the capture;
 - a graph keeps no memory from before its capture: if that was freed, a replay raises, and says
   which line captured its use. What a capture allocates is rubbish once the graph is gone;
-- a refused operation breaks its capture, and until the allocator is told that this capture is over
-  there is no other one;
+- a refused operation breaks its capture: until the allocator is told that it is over there is no
+  other one, and until another one has ended well there are no random numbers;
 - a stream that has not waited for the work of another one must not compute.
 """
 
@@ -103,6 +103,7 @@ class FakeGpu(BackendModule):
         self.arriving: list[tuple[torch.Tensor, torch.Tensor]] = []  # targets on the CPU
         self.graph: FakeGraph | None = None  # that is being captured
         self.recording: set[object] = set()  # pools of captures that the allocator takes for begun
+        self.captures_random = False  # whether random numbers take a capture for begun
         self.launches = 0  # of kernels, and of graphs
         self.streams: list[FakeStream] = []
         self.stream = FakeStream(self.streams)
@@ -168,6 +169,8 @@ class FakeGpu(BackendModule):
         """The operation, with the GPU's random numbers."""
 
         def with_its_numbers(*args: Any, **kwargs: Any) -> Any:
+            if self.captures_random and self.graph is None:
+                raise RuntimeError("Offset increment outside graph capture encountered unexpectedly")
             with torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(self.random.get_state())
                 result = func(*args, **kwargs)
@@ -305,6 +308,7 @@ class FakeGraph:
         before, gpu.stream = gpu.stream, FakeStream()
         gpu.graph, pool = self, pool or object()
         gpu.recording.add(pool)
+        gpu.captures_random = True
         try:
             yield
         finally:
@@ -312,11 +316,14 @@ class FakeGraph:
             if self.broken:  # torch stays on the capture's stream
                 raise RuntimeError("CUDA error: operation failed due to a previous error")
             gpu.recording.remove(pool)
+            gpu.captures_random = False
             gpu.stream = before
 
 
 class FakeStream:
     """A stream: its work is done at once, but others must wait for it."""
+
+    device = NAME
 
     def __init__(self, streams: "list[FakeStream] | None" = None) -> None:
         self.launched, self.seen = 0, dict[FakeStream, int]()

@@ -267,13 +267,22 @@ def test_after_a_failed_capture_there_are_others():
             numbers[0].item()
         return numbers + torch.rand(3, device=NAME)
 
+    def fails() -> None:
+        numbers.mul_(1)
+        raise RuntimeError("in the first call")
+
     with in_place_of_cuda():
         numbers = torch.ones(3, device=NAME)
+        assert graph_or_eager("nothing", fails, numbers.device) is fails
         graphs = [graph_or_eager("a question", asks, numbers.device)]
         graphs += [graph_or_eager("a sum", lambda: numbers + numbers, numbers.device)]
         assert graphs[0] is asks
+        assert 1 <= graphs[0]().min().item() < 2
         assert graphs[1]().cpu().tolist() == [2, 2, 2]
-    assert [line[:40] for line in fallbacks] == ["the CUDA graph of a question: aten._loca"]
+    assert [line[:40] for line in fallbacks] == [
+        "the CUDA graph of nothing: in the first ",
+        "the CUDA graph of a question: aten._loca",
+    ]
 
 
 # What does not work on a GPU is left out: failures that are planted in the fake one.

@@ -73,14 +73,18 @@ def replay(graph: torch.cuda.CUDAGraph, result: Result, reads: Callable[[], Resu
 
 
 def end_capture(stream: torch.cuda.Stream, pool: tuple[int, int]) -> None:
-    """Tell torch that a capture is over; after an error within, it tells itself only a part."""
+    """Tell torch's allocator and random numbers that a capture is over, which ended in an error.
+
+    Else no other capture can begin, and no random number be drawn.
+    """
     torch.cuda.set_stream(stream)
-    device = torch.cuda.current_device()
     with suppress(RuntimeError):  # if the error came after this
-        torch._C._cuda_endAllocateToPool(device, pool)  # else no other capture can begin
-        torch._C._cuda_releasePool(device, pool)
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):  # ends the capture for random numbers, too
-        torch.zeros(1, device="cuda")
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
+    # Another capture that ends well ends this one for the random numbers.
+    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device=stream.device)
+    torch.cuda.set_stream(stream)  # if no capture works here
 
 
 def try_compile(
