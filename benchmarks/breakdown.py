@@ -16,6 +16,7 @@ traces, which open in ui.perfetto.dev, and torch's table of its longest operator
 import argparse
 import gzip
 import json
+import re
 import shlex
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from benchmarks import Failed
 from benchmarks.charts import new_figure, save
 from benchmarks.ladder import choose, has_replay_buffer
 from benchmarks.measuring import add_counts, add_out, chosen_device, output_of
-from benchmarks.profiled import LAPS, MEASURED, PARTS, PLAYER, TRAINER, WARM_UP
+from benchmarks.profiled import LAPS, MEASURED, OPERATORS, PARTS, PLAYER, TRAINER, WARM_UP
 from benchmarks.records import readme_fps
 from benchmarks.report import HARDWARE, here, join_machine, write_table
 from lib.training.machine import describe_machine
@@ -133,7 +134,11 @@ def profile_rung(script: Path, args: argparse.Namespace, folder: Path) -> Iterat
         output_of([*command, "--run-dir", runs, *flags, *args.rung_flags], script.stem)
     if not (folder / LAPS).exists():
         raise Failed(f"{script.stem} ended before {args.updates} updates were profiled")
-    (f0, t0), (f1, t1), (f2, _), (f3, _) = json.loads((folder / LAPS).read_text())
+    (f0, t0), (f1, t1), (f2, _), (f3, _), gpu = json.loads((folder / LAPS).read_text())
+    print(f"GPU busy: {gpu}. The longest operators, by the CPU's time ({OPERATORS} in {folder}):")
+    for line in (folder / OPERATORS).read_text().splitlines()[3:13]:
+        name, share, *_ = re.split(r"\s{2,}", line.strip())
+        print(f"{share:>9}  {name}")
     if f2 == f3:
         raise Failed(f"{script.stem} played no frame within {args.updates} updates: ask for more")
     threads = read_trace(folder / TRAINER)

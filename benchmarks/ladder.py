@@ -99,6 +99,8 @@ def planned(args: argparse.Namespace) -> list[Command]:
         (f"--{SWITCHES[value]}{name}",) if value in SWITCHES else (f"--{name}", value)
         for value in values
     ]
+    if not args.solve and args.frames <= REPLAY_INITIAL:
+        raise UserError(f"--frames {args.frames}: filling a replay buffer takes {REPLAY_INITIAL}")
     filling = ("--replay-initial", str(REPLAY_INITIAL))
     fps = ("--max-frames", str(args.frames), "--epsilon-frames", "1")
     solve = ("--max-frames", str(SOLVE_FRAMES))

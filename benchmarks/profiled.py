@@ -36,6 +36,7 @@ WARM_UP = 20  # updates before anything is timed
 PROFILER_WARM_UP = 2  # updates in which the profiler gets its memory
 MEASURED = "measured"  # the name of what is profiled, as a whole
 TRAINER, PLAYER, LAPS = "trainer.json.gz", "player.json.gz", "laps.json"
+OPERATORS = "operators.txt"
 # Part of an iteration -> the functions that do it, as a class and its methods. What one of them
 # calls is charged to the inner part alone. ``update`` is what the engine calls.
 PARTS: dict[str, list[tuple[Any, ...]]] = {
@@ -120,6 +121,16 @@ def new_profiler() -> profile:
     return profile(experimental_config=_ExperimentalConfig(profile_all_threads=True))
 
 
+def gpu_busy() -> str:
+    """Return how much of the last second or less the GPU computed, or why that is not known."""
+    if not torch.cuda.is_available():
+        return "no GPU here"
+    try:
+        return f"{torch.cuda.utilization()} %"
+    except (ImportError, RuntimeError) as error:  # without NVIDIA's library for Python
+        return f"not known: {error}"
+
+
 def main() -> None:
     """Run the rung."""
     folder, updates = Path(sys.argv[1]), int(sys.argv[2])
@@ -128,19 +139,20 @@ def main() -> None:
     make_player, run_engine = player.Player.__init__, Engine.run
     profiler, measured = new_profiler(), record_function(MEASURED)
     laps: list[tuple[int, float]] = []  # frames and seconds
+    busy: list[str] = []
 
     def end() -> None:
         measured.__exit__(None, None, None)
         profiler.stop()
         profiler.export_chrome_trace(str(folder / TRAINER))
         operators = profiler.key_averages().table("self_cpu_time_total", row_limit=20)
-        (folder / "operators.txt").write_text(operators)
-        (folder / LAPS).write_text(json.dumps(laps))
+        (folder / OPERATORS).write_text(operators)
+        (folder / LAPS).write_text(json.dumps([*laps, busy[0]]))
 
     begin = WARM_UP + updates + PROFILER_WARM_UP
     moments: dict[int, Callable[[], Any]] = {
         WARM_UP: lambda: None,
-        WARM_UP + updates: profiler.start,
+        WARM_UP + updates: lambda: (busy.append(gpu_busy()), profiler.start()),
         begin: measured.__enter__,
         begin + updates: end,
     }

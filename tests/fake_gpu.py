@@ -170,7 +170,7 @@ class FakeGpu(BackendModule):
 
         def with_its_numbers(*args: Any, **kwargs: Any) -> Any:
             if self.captures_random and self.graph is None:
-                raise RuntimeError("Offset increment outside graph capture encountered unexpectedly")
+                raise RuntimeError("Offset increment outside graph capture encountered")
             with torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(self.random.get_state())
                 result = func(*args, **kwargs)

@@ -219,7 +219,9 @@ def test_a_trial_plays_with_the_network_that_is_saved(script, tmp_path, monkeypa
     agent, _ = read_agent(tmp_path)
     assert len(values) == 2 * 10
     for seen, told in zip(states, values, strict=True):
-        np.testing.assert_allclose(told, agent(torch.from_numpy(seen)).detach(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            told, agent(torch.from_numpy(seen)).detach(), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_a_player_on_the_cpu_acts_with_what_is_learned_on_the_gpu():
@@ -255,10 +257,9 @@ def test_the_fake_refuses_what_a_gpu_does():
         assert twice.cpu().tolist() == [2, 2]
         del graph
         assert twice.cpu().tolist() != [2, 2]
-        other = torch.cuda.Stream()
-        with pytest.raises(RuntimeError, match="another one may still write"):
-            with torch.cuda.stream(other):
-                twice + twice
+        side = torch.cuda.stream(torch.cuda.Stream())
+        with pytest.raises(RuntimeError, match="another one may still write"), side:
+            twice + twice
 
 
 def test_after_a_failed_capture_there_are_others():

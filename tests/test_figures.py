@@ -403,7 +403,9 @@ def test_what_gpus_showed() -> None:
         assert [n for n in records if rungs[n][column] != f"{records[n].fps:,.0f}"] == []
     for name in ("08", "10", "10 --envs 4096"):
         (reached, to_17), record = found[name].to_bar, found[name]
-        told = f"17 after {reached:,.0f} frames and {60 * to_17:.0f} seconds, 64 of 64 games won after"
+        told = (
+            f"17 after {reached:,.0f} frames and {60 * to_17:.0f} seconds, 64 of 64 games won after"
+        )
         assert rungs[name][2].startswith(f"{told} {60 * record.minutes:.0f}"), told
         assert "left_out" not in record.machine
     fps_06, fps_01 = (f"{found[rung].fps:,.0f}" for rung in ("06", "01"))

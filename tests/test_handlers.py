@@ -130,7 +130,9 @@ def test_a_closed_terminal_ends_the_program_but_not_under_nohup(ignored, ends):
         (signal.SIGTERM, "the games after training were cut short"),
     ],
 )
-def test_an_interrupted_run_that_is_solved_stays_solved(number, message, tmp_path, console, ends):
+def test_an_interrupted_run_that_is_solved_stays_solved(
+    number, message, tmp_path, console, ends, monkeypatch
+):
     """Ctrl-C arrives while it solves the game, and SIGTERM in the games after training."""
 
     def interrupting(states: torch.Tensor) -> torch.Tensor:
@@ -150,10 +152,12 @@ def test_an_interrupted_run_that_is_solved_stays_solved(number, message, tmp_pat
         evaluate(interrupting, run)
         return state
 
+    monkeypatch.setenv("COLUMNS", "100")
     run = ends(lambda: launch(train, ReplayOptions, ""), "01_baseline", "--run-dir", tmp_path)
     (*games, line, freed, _, last) = run.out.splitlines()
     reached = games.index("avg_reward 17 after 10 frames and 0 seconds")
     assert games[reached - 1].startswith("episode     1  reward   20")
+    assert games[reached - 1].endswith("  steps    10")  # a wide terminal has room for them
     assert (run.code, line, freed) == (0, message, "freed")
     assert last == "solved in 0:00:00, after 1 episode, 10 frames and 5 updates"
     (folder,) = tmp_path.iterdir()

@@ -51,7 +51,7 @@ def test_trains_and_leaves_its_record(script, trained):
     assert re.match(first, " ".join(result.out.split()))
     assert result.out.count("training begins at frame") == 1
     assert "left out" not in result.out  # 08 is compiled, and learns what it learns uncompiled
-    assert re.search(r"episode +1 +reward +-?\d+ +avg +-", result.out)
+    assert re.search(r"episode +1 +reward +-?\d+ +avg +-.* \d:\d\d:\d\d$", result.out, re.MULTILINE)
     assert result.out.splitlines()[-1].startswith("frame limit reached in 0:0")
 
     events, name = read_events(result.folder), result.folder.name

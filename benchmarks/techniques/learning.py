@@ -153,6 +153,22 @@ def compilation(args: Namespace) -> Works:
     return compare(args, ways, "forward", "update")
 
 
+def kept_for_backward(args: Namespace, gpu: bool = False, **how: Any) -> Measure:
+    """Megabytes of the tensors that a forward pass keeps for the backward pass, weights too."""
+    if gpu:
+        need_gpu(args.device)
+    learner, kept = Learner(args.device, args.batch_size, **how), dict[int, int]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        learner.update()
+    return lambda _: sum(kept.values()) / 1e6
+
+
 def precision(args: Namespace) -> Works:
     """Full precision, TF32 and autocast."""
     ways: dict[str, dict[str, Any]] = {
@@ -161,7 +177,9 @@ def precision(args: Namespace) -> Works:
         "bfloat16 autocast": {"dtype": torch.bfloat16},
         "float16, GradScaler": {"gpu": True, "dtype": torch.float16},
     }
-    return compare(args, ways, "forward", "update")
+    memory = {way: partial(kept_for_backward, args, **how) for way, how in ways.items()}
+    works = compare(args, ways, "forward", "update")
+    return {**works, f"kept for backward, {args.batch_size} (MB)": memory}
 
 
 def copies(args: Namespace) -> Works:
@@ -207,10 +225,32 @@ def contiguous(net: Any) -> Any:
     return net
 
 
+def new_relus(net: Any) -> Any:
+    """The network with activations in new tensors, not in place."""
+    for layer in net.modules():
+        if isinstance(layer, torch.nn.ReLU):
+            layer.inplace = False
+    return net
+
+
+def kaiming(net: Any) -> Any:
+    """The network with He's initial weights, as the tutorial has them."""
+    for name, weights in net.named_parameters():
+        if name.endswith("weight"):
+            torch.nn.init.kaiming_normal_(weights, nonlinearity="relu")
+        else:
+            torch.nn.init.zeros_(weights)
+    return net
+
+
 def details(args: Namespace) -> Works:
-    """What else makes the rungs' update faster."""
+    """Details of the network and its update."""
     layouts = {"contiguous": {"change": contiguous}, "channels-last": {}}
     adams = {"by tensor": {"foreach": False, "fused": False}, "foreach": {"foreach": True}}
     adams |= {"fused": {"fused": True}}
+    relus = {"new tensors": {"change": new_relus}, "in place": {}}
+    weights = {"PyTorch's": {}, "Kaiming": {"change": kaiming}}
     works = compare(args, layouts, "update", what="memory format: ")
-    return {**works, **compare(args, adams, "update", what="Adam: ")}
+    works = {**works, **compare(args, adams, "update", what="Adam: ")}
+    works = {**works, **compare(args, relus, "update", what="ReLU: ")}
+    return {**works, **compare(args, weights, "update", what="initial weights: ")}

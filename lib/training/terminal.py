@@ -1,5 +1,6 @@
 """The terminal of a run: its phase, one line per episode, and a live bar."""
 
+import shutil
 import time
 from datetime import timedelta
 from typing import Any
@@ -59,14 +60,16 @@ class Terminal:
         print_line(f"training begins at frame {state.frames:,}{'' if full else reason}")
 
     def episode_completed(self, engine: Engine) -> None:
-        """Print a line for each game, of up to 80 characters."""
+        """Print a line for each game, of up to 80 characters; 100 have room for its steps."""
         state = engine.state
         training = state.phase == "training"
+        wide = shutil.get_terminal_size().columns >= 100
+        steps = f"  steps {state.episode.steps:5,}" * wide
         pace = f"{state.fps:,.0f} FPS" if training and state.fps else self.phase(state)
         print_line(
             f"episode {state.episodes:5,}  reward {state.episode.reward:4.0f}  "
             f"avg {state.avg_reward:6.2f}  frames {state.frames:9,}  {pace:>9}  "
-            f"{timedelta(seconds=int(state.time_passed))}"
+            f"{timedelta(seconds=int(state.time_passed))}{steps}"
         )
 
     def bound_reward_reached(self, engine: Engine) -> None:
