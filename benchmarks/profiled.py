@@ -141,6 +141,10 @@ def main() -> None:
     laps: list[tuple[int, float]] = []  # frames and seconds
     busy: list[str] = []
 
+    def begin_profile() -> None:
+        busy.append(gpu_busy())
+        profiler.start()
+
     def end() -> None:
         measured.__exit__(None, None, None)
         profiler.stop()
@@ -152,7 +156,7 @@ def main() -> None:
     begin = WARM_UP + updates + PROFILER_WARM_UP
     moments: dict[int, Callable[[], Any]] = {
         WARM_UP: lambda: None,
-        WARM_UP + updates: lambda: (busy.append(gpu_busy()), profiler.start()),
+        WARM_UP + updates: begin_profile,
         begin: measured.__enter__,
         begin + updates: end,
     }
