@@ -33,6 +33,7 @@ from helpers import QUICK, start
 
 from lib.envs import gpu_vector_env, vector_env
 from lib.envs.experience import Transitions
+from lib.learning.dqn_model import DuelingDQN
 from lib.learning.schedules import LinearSchedule
 from lib.seeds import game_seeds
 from lib.training.checkpoints import find_checkpoint, read_checkpoint, write_checkpoint
@@ -96,7 +97,7 @@ def test_same_seed_same_run_if_it_is_killed_and_terminated(trained, tmp_path, pr
     process.communicate()
     assert read_checkpoint(find_checkpoint(run, "latest", "previous"))["progress"]["frames"] > 900
 
-    process = start(script, tmp_path, "--resume", str(run), "--stop-reward", "100")
+    process = start(script, tmp_path, "--resume", str(run), "--max-frames", "0")
     process.terminate()
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (143, "")
@@ -185,10 +186,16 @@ def test_a_new_run_begins_with_trained_weights(script, source, trained, program,
         assert torch.equal(target[name], weight.to(target[name].dtype))
 
 
-def test_weights_of_another_network_are_refused(trained, program, tmp_path):
-    flags = ("--init-from", trained("07_speedrun").folder, "--run-dir", tmp_path)
-    result = program("01_baseline", *flags)
-    assert (result.code, "is not that of 01_baseline" in one_line(result.error)) == (1, True)
+@pytest.mark.parametrize("script", ["01_baseline", "07_speedrun"])
+def test_weights_of_another_network_are_refused(script, trained, program, tmp_path):
+    """This one sees a single frame; with its kernel repeated it would fit into that of 07."""
+    kept = read_checkpoint(find_checkpoint(trained("07_speedrun").folder))
+    network = DuelingDQN((1, 30, 42), 3)
+    kept["settings"]["network"]["arguments"] = network.arguments
+    write_checkpoint(tmp_path / "agent.pt", kept | {"net": network.state_dict()})
+    flags = ("--init-from", tmp_path / "agent.pt", "--run-dir", tmp_path / "runs")
+    result = program(script, *flags, "--max-frames", 1)
+    assert (result.code, f"is not that of {script}" in one_line(result.error)) == (1, True)
 
 
 def test_the_precision_that_another_machine_chose_is_kept(trained, tmp_path, monkeypatch):
