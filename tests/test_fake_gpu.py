@@ -26,6 +26,7 @@ from conftest import BEYOND
 from fake_gpu import NAME, FakeGraph, FakeStream, GpuTensor, gpu, in_place_of_cuda, no_sharing
 from helpers import fail_to_open, listed, updates_of, watch
 from ignite.engine import Engine, Events
+from ignite.handlers import TensorboardLogger
 
 import pong_emulator
 from benchmarks.emulator import player_on_gpu
@@ -33,8 +34,10 @@ from lib.gpu_checks import fallbacks
 from lib.learning import compiled_update
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import Player
+from lib.training.checkpoints import find_checkpoint, read_checkpoint
 from lib.training.options import ReplayOptions
 from lib.training.play import PlayEvents
+from lib.training.run import Run
 from pong_emulator import PongVectorEnv
 
 TINY = {"replay_initial": 40, "replay_size": 200, "batch_size": 2, "epsilon_start": 0.5}
@@ -84,6 +87,22 @@ def test_a_rung_learns_the_same_and_waits_for_its_actions_alone(script, tmp_path
     assert waits == {f"agents.py {agent}.__call__"}  # an action is known to be played
     if script != "07_speedrun":  # which orders its rollouts with another generator there
         assert losses == plain_losses(script, tmp_path, **settings)
+
+
+@pytest.mark.parametrize(("there", "here"), [("cpu", NAME), (NAME, "cpu"), (NAME, NAME)])
+def test_a_resumed_run_may_move(there, here, tmp_path):
+    def train(device: str, frames: int, checkpoint: Any = None) -> dict[str, Any]:
+        options = ReplayOptions(**TINY, device=device, max_frames=frames)
+        with TensorboardLogger(tmp_path) as log:
+            run = Run(options, torch.device(device), tmp_path, log, "01_baseline", checkpoint)
+            importlib.import_module("01_baseline").train(options, run)
+        file = find_checkpoint(tmp_path, "latest")
+        return read_checkpoint(file) | {"file": file}
+
+    with in_place_of_cuda():
+        kept = train(there, 60)
+        kept["progress"]["events"] = {}
+        assert train(here, 80, kept)["progress"]["iteration"] == 40
 
 
 @torch.library.custom_op("pong::played", mutates_args=("state", "frames", "rewards", "over", "cut"))

@@ -77,7 +77,7 @@ class CommonOptions:
     resume: str = resume_option(
         "",
         "resume the run in this folder, with its settings; --max-frames, --stop-reward, "
-        "--threads and --checkpoint-every may change",
+        "--device, --threads and --checkpoint-every may change",
     )
     init_from: str = run_option(
         "", "begin a new run with the weights of this checkpoint, or of the run in this folder"
@@ -138,7 +138,8 @@ class CommonOptions:
         if self.cuda and not device.startswith("cuda"):
             return f"--cuda: contradicts --device {device}"
         if message := missing_device(device):
-            return f"{'--cuda' if device == 'cuda' else '--device'}: {message}"
+            hint = "; --device cpu resumes the run on the CPU" if self.resume else ""
+            return f"{'--cuda' if device == 'cuda' else '--device'}: {message}{hint}"
         there = self.training_device
         if self.amp and there.type == "cuda" and choose_precision(there) != "bfloat16":
             return "--amp: this GPU has no units for bfloat16 (NVIDIA's have them since Ampere)"
