@@ -27,6 +27,7 @@ from conftest import (
     one_line,
     options_of,
     read_events,
+    run_python,
     short_run,
 )
 from helpers import QUICK, start
@@ -309,6 +310,30 @@ def test_every_rung_explains_itself(script, ends):
     settings = {entry.name for entry in fields(options)}
     common = {entry.name for entry in fields(CommonOptions)}
     assert settings - common <= {*NUMBERS, *TEXTS}
+
+
+@pytest.mark.slow
+def test_a_new_rung_whose_idea_is_the_update_passes_its_tests(tmp_path):
+    """What docs/add-a-rung.md says, done: a Double DQN with RMSprop."""
+    source = RUNGS["01_baseline"]
+    for part, idea in (
+        ("import Adam", "import RMSprop"),
+        ("Adam(net.parameters(), params.learning_rate, eps=params.adam_epsilon, fused=True)",
+         "RMSprop(net.parameters(), params.learning_rate)"),
+        ("next_q = target_net(batch.next_states)",
+         "best = net(batch.next_states).argmax(1, keepdim=True)\n"
+         "                next_q = target_net(batch.next_states).gather(1, best)"),
+    ):  # fmt: skip
+        assert source.count(part) == 1
+        source = source.replace(part, idea)
+    for name in ("lib", "pong_emulator", "benchmarks", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for file in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "11_double_dqn.py").write_text(source, encoding="utf-8")
+    files = "tests/test_rungs.py", "tests/test_what_is_played.py"
+    run = run_python("-m", "pytest", "-n", "0", "-k", "11_double_dqn", *files, cwd=tmp_path)
+    assert re.search(r"\b3 passed", run.stdout), run.stdout
 
 
 def wait_until_gone(below: list[psutil.Process]) -> list[psutil.Process]:

@@ -80,8 +80,9 @@ class ExperienceSource:
         for env, game in zip(self.envs, self._games, strict=True):
             if game["before"]:
                 random, emulator = game["before"]
-                env.unwrapped.np_random.bit_generator.state = random
-                env.unwrapped.restore_state(ALEState(emulator))
+                atari: Any = env.unwrapped
+                atari.np_random.bit_generator.state = random
+                atari.restore_state(ALEState(emulator))
             newest, _ = env.reset(seed=game["seed"])
             for action in game["actions"]:
                 newest = env.reset()[0] if action == RESET else env.step(action)[0]
@@ -95,9 +96,9 @@ class ExperienceSource:
             yield [self._step() for _ in range(self.steps)]
 
     def _next_game(self, i: int) -> Any:
-        game: Any = self.envs[i].unwrapped
-        emulator = game.clone_state(include_rng=True).serialize()
-        before = game.np_random.bit_generator.state, emulator
+        atari: Any = self.envs[i].unwrapped
+        emulator = atari.clone_state(include_rng=True).serialize()
+        before = atari.np_random.bit_generator.state, emulator
         self._games[i] = {"seed": None, "before": before, "actions": []}
         return self.envs[i].reset()[0]
 
