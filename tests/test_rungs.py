@@ -214,6 +214,7 @@ BAD = """
 01_baseline --learning-rate -1
 01_baseline --batch-size many
 01_baseline --stop-reward nan
+01_baseline --stop-reward inf
 01_baseline --replay-size 10
 01_baseline --replay-size 100000000
 01_baseline --epsilon-final 1.0 --epsilon-start 0.5
@@ -230,6 +231,7 @@ BAD = """
 04_new_wrappers_n_env --resize magic
 06_compiled_update --precision float16
 07_speedrun --precision float32 --amp
+07_speedrun --epochs inf
 07_speedrun --env BreakoutNoFrameskip-v4
 08_recompiled_pong --env BreakoutNoFrameskip-v4
 08_recompiled_pong --rollout 1024 --envs 1024 --stack 16
@@ -260,6 +262,10 @@ def test_what_is_typed_by_habit_is_accepted_or_corrected(ends, monkeypatch):
         (("--lr", "1e-4"), "did you mean --learning-rate?"),
         (("--step", "1"), "did you mean --steps?"),
         (("--gpu",), "did you mean --cuda?"),
+        (("--env-id", "x"), "did you mean --env?"),  # names of other libraries
+        (("--logdir", "x"), "did you mean --run-dir?"),
+        (("--run-name", "x"), "did you mean --run-dir?"),
+        (("--total-timesteps", "1"), "did you mean --max-frames?"),
         (("--n-steps", "1"), "there is no --n-steps (--help"),  # which steps does not mean
         (("--render",), "there is no --render (--help"),
         (("--resume", ""), "--resume: must not be empty"),

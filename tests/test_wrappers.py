@@ -124,6 +124,9 @@ def test_every_resizer_makes_a_small_grey_picture():
         assert observation.shape == (84, 84, 1)
         # the same screen, up to how edges are smoothed
         assert np.abs(observation - area).mean() < 6
+        wide = WarpFrame(gym.make(PONG), name, size=96)
+        assert wide.observation_space.shape == wide.observation(screen).shape == (96, 96, 1)
+    assert wrap_deepmind(make_atari(PONG), size=42).reset()[0].shape == (4, 42, 42)
     grey = screen[..., 0]
     expected = Image.fromarray(grey).resize((84, 84), Image.Resampling.BOX)
     warp = WarpFrame(gym.make(PONG), resize="pillow-box")

@@ -93,7 +93,10 @@ class CommonOptions:
     epsilon_start: float = epsilon_option(1.0, "probability of a random action at the start")
     epsilon_final: float = epsilon_option(0.02, "probability of a random action at the end")
     epsilon_frames: int = playing_option(
-        100_000, "frames in which epsilon falls, once training begins; 03: times --steps", low=1
+        100_000,
+        "frames in which epsilon falls, from the first update on (03, 07 to 10: from the first "
+        "frame on; 03: times --steps)",
+        low=1,
     )
     temperature = 0.0  # of the softmax that chooses actions: greedy; 07 and 08 have a setting
 
@@ -155,6 +158,7 @@ class ReplayOptions(CommonOptions):
     replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", low=1)
     replay_initial: int = option(10_000, "transitions to play before training begins", low=1)
     target_sync: int = option(1_000, "updates between copies to the target network", low=1)
+    transition_bytes = 7_600  # in the replay buffer
 
     @property
     def samples(self) -> int:
@@ -168,7 +172,10 @@ class ReplayOptions(CommonOptions):
             return f"--replay-size: with these settings the replay buffer needs {least:,} or more"
         if (count := self.samples) > MOST_SAMPLES:
             return f"--batch-size: an update would take {count:,} samples, over {MOST_SAMPLES:,}"
-        return too_large("replay-size", self.replay_size, 7_600) or super().validation_error()
+        return (
+            too_large("replay-size", self.replay_size, self.transition_bytes)
+            or super().validation_error()
+        )
 
     def _least_replay_size(self) -> int:
         """The capacity with which a buffer has all frames of what arrives between two updates."""
