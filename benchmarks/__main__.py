@@ -47,7 +47,8 @@ def main(argv: list[str]) -> int:
         parser.error(f"{args.command} runs no rungs: nothing can follow --")
     args.rung_flags = rung_flags
     # As an exception, which ends what was started, too. Under nohup SIGHUP stays ignored.
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"):  # Windows has the first
+        number = getattr(signal, name, signal.SIGTERM)
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:

@@ -48,13 +48,23 @@ def reward_chart(path: Path, groups: Mapping[str, Sequence[Record]], machine: st
 def bar_panels(
     path: Path, title: str, panels: Mapping[str, Mapping[str, Sequence[float] | str]], machine: str
 ) -> None:
-    """A panel of bars for each heading: medians, with a line from min to max; texts as they are."""
+    """A panel of gains for each heading: medians, with a line from min to max; texts as they are.
+
+    A panel without any gain over its first way is left out, as on a machine without a GPU.
+    """
+    compared = {
+        heading: bars
+        for heading, bars in panels.items()
+        if any(set(gains) != {1.0} for gains in bars.values() if not isinstance(gains, str))
+    }
+    panels = compared or panels
     rows = -(-len(panels) // 2)
     tallest = [max(map(len, [*panels.values()][2 * i : 2 * i + 2])) for i in range(rows)]
     size, heights = (14, 1 + 0.3 * (sum(tallest) + 2 * rows)), [n + 2 for n in tallest]
     how: dict[str, Any] = {"layout": "constrained", "squeeze": False, "height_ratios": heights}
     figure, grid = plt.subplots(rows, 2, figsize=size, **how)
     figure.suptitle(f"{title}\n{machine}", fontsize=11)
+    figure.supxlabel("gain over the first way: times as fast, or as small", fontsize=11)
     for axes, (heading, bars) in zip(grid.flat, panels.items(), strict=False):
         axes.set_title(heading, loc="right", fontsize=11)  # room is at the left
         for row, values in enumerate(bars.values()):

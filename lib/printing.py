@@ -15,7 +15,8 @@ def open_streams() -> None:
     """Let printing never fail: what a closed stream gets goes nowhere, foreign letters escaped."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115, as long as this runs
-        stream.reconfigure(errors="backslashreplace")
+        if hasattr(stream, "reconfigure"):  # that of a notebook has not
+            stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, stream)
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium
 
@@ -200,4 +200,12 @@ def preparing(device: Any = "cpu") -> Iterator[None]:
 
 
 _id = f"{__name__.rpartition('.')[2]}/Pong-v0"  # gymnasium's names have no dots
-gymnasium.register(_id, vector_entry_point=f"{__name__}:PongVectorEnv")
+
+
+def _single_game(**_: Any) -> NoReturn:
+    """Say in place of ``gymnasium.make`` what makes these games."""
+    call = f"gymnasium.make_vec({_id!r}, num_envs=1)"
+    raise gymnasium.error.Error(f"this is a vector environment, which {call} makes")
+
+
+gymnasium.register(_id, f"{__name__}:_single_game", vector_entry_point=f"{__name__}:PongVectorEnv")

@@ -8,7 +8,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -87,17 +86,17 @@ def ends(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Iterator[Callable[..., 
 
     def ends(main: Callable[[], object], *command: object) -> Ended:
         monkeypatch.setattr(sys, "argv", list(map(str, command)))
-        monkeypatch.setattr(threading, "excepthook", threading.excepthook)
         capfd.readouterr()
         code = 0
         try:
             main()
         except SystemExit as end:
             code = end.code
-        gc.collect()  # the lock of the run, which a process drops when it ends
         return Ended(code, *capfd.readouterr())
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    from lib.training.run import WARNINGS
+
+    numbers = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
     before = {number: signal.getsignal(number) for number in numbers}
     yield ends
     for number, handler in before.items():

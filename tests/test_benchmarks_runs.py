@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from fake_gpu import NAME, in_place_of_cuda
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from benchmarks import ladder, measuring, report, techniques
+from benchmarks import charts, ladder, measuring, report, techniques
 from benchmarks.__main__ import main
 from benchmarks.breakdown import REST, Span, innermost
 from benchmarks.peers import last_fps
@@ -194,6 +197,21 @@ def test_ways_take_turns_and_a_failing_one_is_left_out() -> None:
     assert why_not == {"broken": "not run: division by zero"}
     turns = [a for a, b in zip(calls, [*calls[1:], ""], strict=True) if a != b]
     assert turns == ["a", "broken", "b", "a", "b", "a", "b"]
+
+
+def test_a_picture_of_gains_cuts_no_text_and_shows_no_panel_without_gains(tmp_path, monkeypatch):
+    figures: list[Figure] = []
+    monkeypatch.setattr(charts, "save", lambda figure, _: figures.append(figure))
+    gains, title = {"first": [1.0], "second": [1.5, 1.6]}, "profiler: 01 without a part, which " * 2
+    panels = {"device": {"CPU": [1.0], "GPU": "not run: no GPU"}, "calls": gains, title: gains}
+    charts.bar_panels(tmp_path, "Techniques", panels, "two cores")
+    figures[0].draw_without_rendering()
+    texts = {text.get_text(): text for text in figures[0].findobj(Text)}
+    for name in (title, "calls", "second", figures[0].get_supxlabel()):
+        for corner in texts[name].get_window_extent().corners():
+            assert figures[0].bbox.contains(*corner), name
+    assert texts.keys().isdisjoint(["device", "not run: no GPU"])
+    plt.close(figures[0])
 
 
 def measured_ways(part: str, folder: Path) -> dict[str, list[str]]:

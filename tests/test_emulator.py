@@ -193,6 +193,8 @@ def test_games_go_on_after_pictures_that_changed_too_often(monkeypatch) -> None:
 
 
 def test_gymnasium_makes_it_and_shows_what_is_played() -> None:
+    with pytest.raises(gymnasium.error.Error, match="make_vec"):
+        gymnasium.make("pong_emulator/Pong-v0")
     games = gymnasium.make_vec("pong_emulator/Pong-v0", 2, seed=7, stack=2, render_mode="rgb_array")
     assert games.render_mode in games.metadata["render_modes"]
     assert games.metadata["render_fps"] == 15

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -176,6 +177,19 @@ def test_fire_follows_a_lost_life_where_it_did_in_training(vector_env):
     game = play_game(env, stays, 0.0, 0)
     assert game.reward >= 0
     assert (game.steps < 500) == (not vector_env), "else it waits for a FIRE until it is cut short"
+
+
+def test_a_lost_life_begins_a_new_stack_where_it_did_in_training():
+    env = make_env(Preprocessing("BreakoutNoFrameskip-v4", vector_env=True))
+    env.reset(seed=0)
+    lives = [5]
+    for number in count():
+        state, _, terminated, *_ = env.step(number % 3)
+        lives.append(env.unwrapped.ale.lives())
+        if terminated:
+            break
+        assert lives[-1] == lives[-2] or (state == state[-1:]).all(), "nothing of the last life"
+    assert set(lives) == {5, 4, 3, 2, 1, 0}
 
 
 ALL_BUT_ONE = [20.0] * 63

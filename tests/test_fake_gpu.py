@@ -39,6 +39,7 @@ from lib.learning.compiled_update import graph_or_eager
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import Player
 from lib.training import evaluation
+from lib.training.checkpoints import find_checkpoint, read_checkpoint
 from lib.training.evaluation import Trial, read_agent
 from lib.training.options import ReplayOptions
 from lib.training.play import PlayEvents
@@ -94,6 +95,22 @@ def test_a_rung_learns_the_same_and_waits_for_its_actions_alone(script, tmp_path
     assert waits == {f"agents.py {agent}.__call__"}  # an action is known to be played
     if script != "07_speedrun":  # which orders its rollouts with another generator there
         assert losses == plain_losses(script, tmp_path, **settings)
+
+
+@pytest.mark.parametrize(("there", "here"), [("cpu", NAME), (NAME, "cpu"), (NAME, NAME)])
+def test_a_resumed_run_may_move(there, here, tmp_path):
+    def train(device: str, frames: int, checkpoint: Any = None) -> dict[str, Any]:
+        options = ReplayOptions(**TINY, device=device, max_frames=frames)
+        with TensorboardLogger(tmp_path) as log:
+            run = Run(options, torch.device(device), tmp_path, log, "01_baseline", checkpoint)
+            importlib.import_module("01_baseline").train(options, run)
+        file = find_checkpoint(tmp_path, "latest")
+        return read_checkpoint(file) | {"file": file}
+
+    with in_place_of_cuda():
+        kept = train(there, 60)
+        kept["progress"]["events"] = {}
+        assert train(here, 80, kept)["progress"]["iteration"] == 40
 
 
 @torch.library.custom_op("pong::played", mutates_args=("state", "frames", "rewards", "over", "cut"))

@@ -116,11 +116,12 @@ def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, 
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_a_closed_terminal_ends_the_program_but_not_under_nohup(ignored, ends):
-    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_warning_ends_the_program_unless_it_is_ignored_as_under_nohup(number, ignored, ends):
+    signal.signal(number, signal.SIG_IGN if ignored else lambda *_: None)
     end_on_signals()
-    with nullcontext() if ignored else pytest.raises(Terminated, match=str(int(signal.SIGHUP))):
-        signal.raise_signal(signal.SIGHUP)
+    with nullcontext() if ignored else pytest.raises(Terminated, match=str(int(number))):
+        signal.raise_signal(number)
 
 
 @pytest.mark.parametrize(

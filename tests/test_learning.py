@@ -88,6 +88,22 @@ def test_a_network_sees_differences_not_brightness(network):
     assert not torch.allclose(net(frames), values, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("network", [DQN, DuelingDQN])
+def test_a_network_leaves_its_input_as_it_is(network):
+    states = torch.rand(3, 2, 36, 42).to(memory_format=torch.channels_last)
+    given = states.clone().requires_grad_()
+    network((2, 36, 42), 6)(given).sum().backward()
+    assert torch.equal(given, states)
+    assert given.grad.any()
+
+
+@pytest.mark.parametrize(("network", "least"), [(DQN, 36), (DuelingDQN, 18)])
+def test_a_picture_that_is_too_small_is_refused(network, least):
+    assert network((1, least, least), 3)(torch.zeros(1, 1, least, least)).shape == (1, 3)
+    with pytest.raises(ValueError, match=rf"{least - 1}x99 pixels .* needs {least}x{least} or"):
+        network((1, least - 1, 99), 3)
+
+
 def test_bellman_loss_by_hand():
     q = torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.5, 0.0]], requires_grad=True)
     next_q = torch.tensor([[10.0, 20.0], [30.0, 40.0], [-1.0, -2.0]])

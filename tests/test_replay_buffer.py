@@ -12,6 +12,7 @@ import torch
 from conftest import options_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_leaves
 
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource, Transitions
@@ -19,6 +20,9 @@ from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.replay_buffer import ReplayBuffer
+from lib.parallel.message_buffer import MessageReplayBuffer
+from lib.parallel.worker import ClusterOptions
+from lib.training.options import ReplayOptions
 
 PONG = "PongNoFrameskip-v4"
 SIZE = 2  # pixels squared are enough to tell frames apart
@@ -188,3 +192,12 @@ def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(scrip
             state, buffer = buffer.state_dict(), kind(size, (stack, SIZE, SIZE))
             buffer.load_state_dict(state)
     assert buffer.added > size
+
+
+@pytest.mark.parametrize(
+    ("buffer", "options"), [(ReplayBuffer, ReplayOptions), (MessageReplayBuffer, ClusterOptions)]
+)
+def test_the_check_of_memory_counts_what_a_transition_takes(buffer, options):
+    kept = tree_leaves([*vars(buffer(10_000, (4, 84, 84))).values()])
+    size = sum(part.nbytes for part in kept if isinstance(part, torch.Tensor | np.ndarray))
+    assert size / 10_000 == pytest.approx(options.transition_bytes, rel=0.01)

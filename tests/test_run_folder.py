@@ -3,6 +3,7 @@
 import copy
 import errno
 import io
+import logging
 import math
 import os
 import re
@@ -11,6 +12,8 @@ import shutil
 import signal
 import sys
 import termios
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -339,13 +342,53 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
         assert message in refused()
 
 
+def interrupt(*_: object) -> None:
+    """As Slurm does some time before it kills, if it is asked to."""
+    signal.raise_signal(signal.SIGUSR1)
+
+
+def test_a_limit_stays_until_it_was_reached(start):
+    run = start("--max-frames", "45", every=interrupt)
+    again = start("--resume", str(run.folder))
+    assert (run.code, again.code) == (138, 0)
+    assert "frame limit reached" in again.out
+    last = start("--resume", str(run.folder), every=interrupt)
+    assert (last.code, "--max-frames 45 was reached: no limit now" in last.out) == (138, True)
+
+
+def test_a_run_may_move_to_another_device(start):
+    run = start("--max-frames", "45")
+    place = run.folder / "checkpoints" / "latest.pt"
+    kept = read_checkpoint(place)
+    kept["settings"]["hyperparameters"] |= {"device": "cuda:98", "cuda": True}
+    kept["progress"]["device_random"] = torch.zeros(16, dtype=torch.uint8)
+    write_checkpoint(place, kept)
+    resumed = ("--resume", str(run.folder), "--max-frames", "80")
+    refused = start(*resumed)
+    assert (refused.code, "--device cpu resumes" in one_line(refused.error)) == (2, True)
+    again = start(*resumed, "--device", "cpu")
+    assert (again.code, "moved from cuda:98 to cpu" in again.out) == (0, True)
+
+
+def test_a_resumed_run_follows_in_tensorboard_if_its_clock_is_behind(start, monkeypatch):
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 1_000)
+    run = start("--max-frames", "45")
+    monkeypatch.setattr(time, "time", now)
+    assert start("--resume", str(run.folder), "--max-frames", "85").code == 0
+    games = [step for tag, step, _ in curves(run.folder) if tag == "episodes/reward"]
+    assert games == [*range(1, 9)]
+
+
 def test_a_resumed_run_reaches_another_goal_anew(start):
     run = start("--stop-reward", "0.05")
     kept = {file.stem: "buffer" in read_checkpoint(file) for file in run.checkpoints()}
     assert kept == {"best": False, "latest": True, "previous": True, "solved": False}
     (reached,) = (point for point in curves(run.folder) if point[0] == "outcome/reached_frames")
     assert reached[2] == 30
+    (run.folder / "checkpoints" / "solved.pt").write_bytes(b"")  # damaged, and not needed
     again = start("--resume", str(run.folder), "--stop-reward", "0.15")
+    assert "solved.pt is damaged" in again.out
     assert "avg_reward 0.15 after 70 frames" in again.out
     kept = [file.stem for file in again.checkpoints()]
     assert kept == ["best", "latest", "previous", "solved-0.05", "solved"]
@@ -402,6 +445,32 @@ def test_a_file_system_without_locks_is_told_and_used(start, monkeypatch):
     run = start("--max-frames", "45")
     assert (run.code, run.error) == (0, "")
     assert run.out.startswith("this file system has no locks: do not resume a run before it has")
+
+
+def test_a_run_leaves_a_notebook_as_it_was(start, monkeypatch):
+    """Standard output has no ``reconfigure`` there, and a cell may run in a thread."""
+
+    def state() -> list[object]:
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)]
+        switches = [torch.get_num_threads(), torch.full((), 1e-39).mul(1).item()]
+        heard = logging.getLogger("ignite.engine.engine.Engine").isEnabledFor(logging.ERROR)
+        return [*handlers, *switches, threading.excepthook, heard]
+
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    torch.set_num_threads(2)
+    before, runs, compiled = state(), list[Ended](), list[object]()
+    stance = lambda *_: torch.compiler.set_stance("force_eager")  # noqa: E731, a run sets one, too
+    run = start("--max-frames", "45", "--threads", "1", every=stance)
+    assert (run.code, state()) == (0, before)
+    backend = lambda graph, _: compiled.append(graph) or graph  # noqa: E731
+    torch.compile(lambda x: -x, backend=backend)(torch.ones(1))
+    assert compiled
+    resume = ("--resume", str(run.folder), "--max-frames", "60")
+    thread = threading.Thread(target=lambda: runs.append(start(*resume)))
+    thread.start()
+    thread.join()
+    assert (runs[0].code, state()) == (0, before)
+    assert sys.stdout.getvalue().count("frame limit reached") == 2
 
 
 @pytest.mark.parametrize(("options", "of_four"), [(SpeedrunOptions, 4), (SharedCoresOptions, 2)])

@@ -124,6 +124,9 @@ def test_every_resizer_makes_a_small_grey_picture():
         assert observation.shape == (84, 84, 1)
         # the same screen, up to how edges are smoothed
         assert np.abs(observation - area).mean() < 6
+        wide = WarpFrame(gym.make(PONG), name, size=96)
+        assert wide.observation_space.shape == wide.observation(screen).shape == (96, 96, 1)
+    assert wrap_deepmind(make_atari(PONG), size=42).reset()[0].shape == (4, 42, 42)
     grey = screen[..., 0]
     expected = Image.fromarray(grey).resize((84, 84), Image.Resampling.BOX)
     warp = WarpFrame(gym.make(PONG), resize="pillow-box")
@@ -175,13 +178,14 @@ def test_a_stack_shares_its_frames_and_is_used_as_an_array():
     check_env(env, skip_render_check=True, skip_close_check=True)
 
 
-@pytest.mark.parametrize("game", ["BeamRider", "Tennis", "Breakout"])
+@pytest.mark.parametrize("game", ["YarsRevenge", "Tennis", "Breakout"])
 def test_a_later_game_is_played_again_as_it_was(game):
-    """The second game of two begins with what the first one left; in Breakout lives are lost."""
+    """The first game leaves its RAM, drawn by ALE, to the second; in Breakout lives are lost."""
 
     def play(frames: int, *saved: dict) -> tuple[ExperienceSource, list[Transitions]]:
         env = make_atari(f"{game}NoFrameskip-v4", max_num_frames_per_episode=400)
-        source = ExperienceSource([wrap_deepmind(env)], lambda states: [3], seed=1)
+        agent = lambda states: [np.asarray(states[0]).sum() % env.action_space.n]  # noqa: E731
+        source = ExperienceSource([wrap_deepmind(env)], agent, seed=1)
         for state in saved:
             source.load_state_dict(state)
         return source, [step for (step,) in islice(source, frames)]

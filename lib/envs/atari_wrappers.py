@@ -24,7 +24,6 @@ gym.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner per environment
 cv2.setNumThreads(1)  # a frame is too small for several threads
 
-SIZE = 84, 84
 StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
 ResetResult = tuple[Any, dict[str, Any]]
 ResetOptions = dict[str, Any] | None
@@ -132,37 +131,37 @@ class FireReset(gym.Wrapper):
         return observation, reset_info | info
 
 
-def _pillow(frame: np.ndarray, resampling: Image.Resampling) -> np.ndarray:
-    return np.array(Image.fromarray(frame).resize(SIZE, resampling))
+def _pillow(frame: np.ndarray, size: tuple[int, int], resampling: Image.Resampling) -> np.ndarray:
+    return np.array(Image.fromarray(frame).resize(size, resampling))
 
 
-# From a grey frame of any size to one of 84x84. Pillow-SIMD replaces Pillow under its name and is
-# then what the "pillow" ones use.
-RESIZERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "opencv-area": partial(cv2.resize, dsize=SIZE, interpolation=cv2.INTER_AREA),
-    "opencv-linear": partial(cv2.resize, dsize=SIZE, interpolation=cv2.INTER_LINEAR),
-    "opencv-nearest": partial(cv2.resize, dsize=SIZE, interpolation=cv2.INTER_NEAREST),
+# From a grey frame of any size to one of this (width, height). Pillow-SIMD replaces Pillow under
+# its name and is then what the "pillow" ones use.
+RESIZERS: dict[str, Callable[[np.ndarray, tuple[int, int]], np.ndarray]] = {
+    "opencv-area": partial(cv2.resize, interpolation=cv2.INTER_AREA),
+    "opencv-linear": partial(cv2.resize, interpolation=cv2.INTER_LINEAR),
+    "opencv-nearest": partial(cv2.resize, interpolation=cv2.INTER_NEAREST),
     "pillow-box": partial(_pillow, resampling=Image.Resampling.BOX),
     "pillow-bilinear": partial(_pillow, resampling=Image.Resampling.BILINEAR),
 }
 
 
 class WarpFrame(gym.ObservationWrapper):
-    """Turn screens, (height, width, 3) or grey (height, width), into grey uint8 (84, 84, 1).
+    """Turn screens, (height, width, 3) or grey (height, width), into grey uint8 (size, size, 1).
 
-    >>> env = WarpFrame(gym.make("PongNoFrameskip-v4"), resize="opencv-area")
+    >>> env = WarpFrame(gym.make("PongNoFrameskip-v4"), resize="opencv-area", size=84)
     """
 
-    def __init__(self, env: gym.Env, resize: str = "opencv-area") -> None:
+    def __init__(self, env: gym.Env, resize: str = "opencv-area", size: int = 84) -> None:
         super().__init__(env)
-        self.resize = RESIZERS[resize]
-        self.observation_space = spaces.Box(0, 255, (*SIZE, 1), np.uint8)
+        self.resize, self.size = RESIZERS[resize], (size, size)
+        self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
         # Grey first: then one channel is resized instead of three.
         if observation.ndim == 3:
             observation = cv2.cvtColor(observation, cv2.COLOR_RGB2GRAY)
-        return self.resize(observation)[:, :, np.newaxis]
+        return self.resize(observation, self.size)[:, :, np.newaxis]
 
 
 class ImageToPyTorch(gym.ObservationWrapper):
@@ -285,8 +284,9 @@ def wrap_deepmind(
     resize: str = "opencv-area",
     clip_reward: bool = True,
     stack: int = 4,
+    size: int = 84,
 ) -> FrameStack:
-    """Wrap a game of ``make_atari`` for a DQN: observations of shape (stack, 84, 84).
+    """Wrap a game of ``make_atari`` for a DQN: observations of shape (stack, size, size).
 
     Args:
         env: what ``make_atari`` returned.
@@ -295,12 +295,13 @@ def wrap_deepmind(
         resize: a key of ``RESIZERS``.
         clip_reward: clip rewards to their sign.
         stack: frames per observation.
+        size: height and width of a frame.
     """
     if episodic_life:
         env = EpisodicLife(env)
     if fire_reset and "FIRE" in _action_meanings(env):
         env = FireReset(env)
-    env = ImageToPyTorch(WarpFrame(env, resize=resize))
+    env = ImageToPyTorch(WarpFrame(env, resize, size))
     if clip_reward:
         env = ClipReward(env)
     return FrameStack(env, stack)

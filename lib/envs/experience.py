@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from ale_py import ALEState
 
 from lib.seeds import game_seeds
 
@@ -40,12 +41,13 @@ class ExperienceSource:
     then each environment is stepped.
 
     A checkpoint gets back into the middle of games by playing them again. The state of a game is
-    spread over the emulator and all wrappers, but it follows from the random state at the beginning
-    of the game and the actions since then. So a game must not be random in other ways, as with
-    sticky actions.
+    spread over the emulator and all wrappers, but it follows from how the game began and from the
+    actions since then. It begins with the random state, and with what the game before has left in
+    the emulator: ALE draws the RAM of some games anew. So a game must not be random in other ways,
+    as with sticky actions.
 
     Args:
-        envs: environments whose observations are ``LazyFrames``.
+        envs: Atari games whose observations are ``LazyFrames``.
         agent: maps the list of current states to their actions.
         seed: of the run, see ``lib.seeds``; games differ, and can be repeated.
         steps: agent steps of every environment per list.
@@ -62,9 +64,9 @@ class ExperienceSource:
         self._states: list[Any] = []
         self._starts = np.ones(len(envs), dtype=bool)  # whether the next step begins an episode
         self._frames = np.zeros(len(envs), dtype=np.int64)  # of the current game
-        # Of each current game: its seed, or else its random state, and its actions.
+        # Of each current game: its seed, or if it was not the first its ``before``; its actions.
         seeds = game_seeds(seed, len(envs)).tolist()
-        self._games = [{"seed": seed, "random": None, "actions": []} for seed in seeds]
+        self._games = [{"seed": seed, "before": None, "actions": []} for seed in seeds]
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: how to get back into the current games."""
@@ -76,9 +78,11 @@ class ExperienceSource:
         self._games, self._starts = state["games"], np.array(state["begins"])
         self._frames = np.array(state["frames"])
         for env, game in zip(self.envs, self._games, strict=True):
-            if game["random"]:
-                env.unwrapped.reset(seed=0)  # in ALE a first game begins differently
-                env.unwrapped.np_random.bit_generator.state = game["random"]
+            if game["before"]:
+                random, emulator = game["before"]
+                atari: Any = env.unwrapped
+                atari.np_random.bit_generator.state = random
+                atari.restore_state(ALEState(emulator))
             newest, _ = env.reset(seed=game["seed"])
             for action in game["actions"]:
                 newest = env.reset()[0] if action == RESET else env.step(action)[0]
@@ -92,8 +96,10 @@ class ExperienceSource:
             yield [self._step() for _ in range(self.steps)]
 
     def _next_game(self, i: int) -> Any:
-        random = self.envs[i].unwrapped.np_random.bit_generator.state
-        self._games[i] = {"seed": None, "random": random, "actions": []}
+        atari: Any = self.envs[i].unwrapped
+        emulator = atari.clone_state(include_rng=True).serialize()
+        before = atari.np_random.bit_generator.state, emulator
+        self._games[i] = {"seed": None, "before": before, "actions": []}
         return self.envs[i].reset()[0]
 
     def _step(self) -> Transitions:

@@ -38,6 +38,10 @@ class DQN(nn.Module):
         shapes = {"input_shape": tuple(input_shape), "n_actions": int(n_actions)}
         size = {"channels": channels, "hidden": hidden, "first_kernel": first_kernel}
         self.arguments: dict[str, Any] = shapes | size
+        _, height, width = input_shape
+        if min(height, width) < (least := 9 * first_kernel // 2):  # for three convolutions
+            small = f"a picture of {height}x{width} pixels is too small"
+            raise ValueError(f"{small}: the network needs {least}x{least} or more")
         first, second, third = channels
         self.conv = nn.Sequential(
             nn.Conv2d(input_shape[0], first, first_kernel, stride=first_kernel // 2),
@@ -71,9 +75,10 @@ class DQN(nn.Module):
         Most pixels are background, which would shift the pre-activations of all units alike. Adam
         would follow that first, and may leave a layer of dead ReLUs: then nothing is learned.
         """
-        # One pass converts and reorders; the rest is done in place.
+        # One pass converts and reorders, or copies; the rest is done in place.
         dtype = next(self.conv.parameters()).dtype
-        pixels = states.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
+        same = states.dtype == dtype
+        pixels = states.to(dtype, copy=same, memory_format=torch.channels_last).mul_(1 / 255)
         return pixels.sub_(pixels.mean((1, 2, 3), keepdim=True))  # takes 1 to 2 % of an update
 
 

@@ -27,7 +27,7 @@ from lib.parallel.player import signals_blocked
 from lib.parallel.worker import ClusterOptions, VersionedWeights
 from lib.printing import print_line
 from lib.training.play import record_frames
-from lib.training.run import Failure, Run
+from lib.training.run import WARNINGS, Failure, Run
 
 AHEAD = 2  # pending calls per player: it plays the next one while the last is on its way
 LOG_EVERY = 100  # updates
@@ -95,7 +95,7 @@ class Players:
             if address:  # Ray itself would try for minutes
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
-            with signals_blocked(["SIGHUP"]):  # else a closed terminal ends Ray before the run
+            with signals_blocked(WARNINGS):  # else a closed terminal ends Ray before the run
                 ray.init(address or "local", **settings)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self._end.close()

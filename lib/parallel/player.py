@@ -27,7 +27,7 @@ from lib.envs.experience import Transitions
 from lib.gpu_checks import try_optimised
 from lib.training.machine import prepare_torch
 from lib.training.options import PlayerOptions
-from lib.training.run import Failure, describe_error
+from lib.training.run import WARNINGS, Failure, describe_error
 from lib.transfer import Download, is_asynchronous
 
 WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop
@@ -208,7 +208,9 @@ class Packed:
 
 
 @contextmanager
-def signals_blocked(names: Iterable[str] = ("SIGINT", "SIGTERM", "SIGHUP")) -> Iterator[None]:
+def signals_blocked(
+    numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM, *WARNINGS),
+) -> Iterator[None]:
     """Processes that start within never see these signals, which end a run.
 
     They reach all processes of a terminal or of a job, and the trainer decides. In this process
@@ -218,7 +220,7 @@ def signals_blocked(names: Iterable[str] = ("SIGINT", "SIGTERM", "SIGHUP")) -> I
         yield
         return
     resource_tracker.ensure_running()  # it unblocks two of them, so it comes first
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in names])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ class ClusterOptions(ReplayOptions):
     """Settings of rungs whose players are Ray actors; another cluster may resume a run."""
 
     vector_env = True  # states are those of ALE's vector environment, not those of wrappers
+    transition_bytes = 8_900
     address: str = playing_option(
         "", "host:port of the Ray cluster to join (default: start Ray here)", may_change=True
     )

@@ -230,5 +230,6 @@ class RunProgress:
         for name in COUNTERS:
             setattr(self.engine.state, name, state[name])
         torch.set_rng_state(state["random"])
-        if self.gpu:
-            self.gpu.set_rng_state(state["device_random"])
+        settings = (self.run.checkpoint or {})[SETTINGS]["hyperparameters"]
+        if self.gpu and torch.device(settings["device"]).type == self.run.device.type:
+            self.gpu.set_rng_state(state["device_random"])  # of another kind it would be useless

@@ -20,7 +20,14 @@ from gymnasium.wrappers import TransformAction, TransformObservation
 from ignite.engine import Engine
 from tqdm import tqdm
 
-from lib.envs.atari_wrappers import check_env_id, make_atari, wrap_deepmind
+from lib.envs.atari_wrappers import (
+    FrameStack,
+    LazyFrames,
+    StepResult,
+    check_env_id,
+    make_atari,
+    wrap_deepmind,
+)
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import StackedVectorEnv, ale_games, fast_games
@@ -42,6 +49,19 @@ STICKY_EPISODES = 16  # in ALE: 14 CPU-seconds; 64 would take 50
 STICKY = 0.25  # as in ALE/Pong-v5
 
 
+class LifeStack(FrameStack):
+    """Repeat the first frame after a lost life, too, within an episode: as ``StackedVectorEnv``."""
+
+    def step(self, action: Any) -> StepResult:
+        ale = self.unwrapped.ale  # type: ignore[attr-defined]
+        lives = ale.lives()
+        state, reward, terminated, truncated, info = super().step(action)
+        if 0 < ale.lives() < lives:
+            self._frames.extend([self._frames[-1]] * self.stack)
+            state = LazyFrames(self._frames)
+        return state, reward, terminated, truncated, info
+
+
 def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
     """A single environment for evaluation, with the states of training. ALE gets ``kwargs``."""
     p = preprocessing
@@ -50,6 +70,8 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
     kept = {name: getattr(p, name) for name in ("fire_reset", "resize", "stack")}
     life = p.episodic_life and not p.vector_env
     stacked = wrap_deepmind(atari, episodic_life=life, clip_reward=False, **kept)
+    if p.vector_env:
+        stacked = LifeStack(stacked.env, p.stack)
     low, high = map(p.transform, (stacked.observation_space.low, stacked.observation_space.high))
     env = TransformObservation(stacked, p.transform, Box(low, high, dtype=np.uint8))
     if (actions := p.actions) is None:

@@ -12,15 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from lib.parser import OneLineParser
+from lib.printing import print_line
 from lib.training import checkpoints
 from lib.training.evaluation import read_agent
 from lib.training.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
-NOT_RESUMED = ("max_frames", "run_dir", "resume")  # a resumed run does not take them over
+PLACES = ("cuda", "device", "play_device")  # where a run computes; a resumed one may move
 NEAR = 0.84  # alike enough to be a slip: seeds and --seed are, n-steps and --steps are not
 SYNONYMS = {"gpu": "--cuda", "cpu": "--device cpu", "load": "--init-from", "games": "--episodes"}
-SYNONYMS |= dict.fromkeys(("n-envs", "num-envs"), "--envs")
+for flag, words in {  # of CleanRL, Stable-Baselines3 and its zoo
+    "--envs": "n-envs num-envs",
+    "--env": "env-id env-name gym-id",
+    "--run-dir": "logdir log-dir log-folder tensorboard-log run-name exp-name output-dir",
+    "--max-frames": "total-timesteps n-timesteps",
+    "--replay-size": "buffer-size",
+    "--replay-initial": "learning-starts",
+    "--target-sync": "target-network-frequency target-update-interval",
+    "--epsilon-start": "start-e exploration-initial-eps",
+    "--epsilon-final": "end-e exploration-final-eps",
+}.items():
+    SYNONYMS |= dict.fromkeys(words.split(), flag)
 
 
 class FlagParser(OneLineParser):
@@ -76,7 +88,12 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
         if "run_dir" in given and Path(params.run_dir).resolve() != place:
             parser.error(f"--run-dir: a resumed run stays in its folder, {params.resume}")
         # The resumed run has these settings by default; only some of them may change.
-        params = options(**{k: v for k, v in settings.items() if k not in NOT_RESUMED} | given)
+        kept = {name: v for name, v in settings.items() if name not in ("run_dir", "resume")}
+        if kept["max_frames"] <= played:  # this limit was reached
+            del kept["max_frames"]
+        if given.keys() & {"cuda", "device"}:
+            del kept["cuda"], kept["device"]
+        params = options(**kept | given)
     elif params.init_from:
         try:
             read_agent(params.init_from)
@@ -86,7 +103,8 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
         parser.error(message)
     params = params.resolved()
     for name, value in settings.items():
-        if not entries[name].metadata["may_change"] and getattr(params, name) != value:
+        fixed = not entries[name].metadata["may_change"] and name not in PLACES
+        if fixed and getattr(params, name) != value:
             parser.error(f"--{name.replace('_', '-')}: the run in {params.resume} has {value}")
     if 0 < params.max_frames <= played:
         parser.error(f"--max-frames: the run in {params.resume} has played {played:,} frames")
@@ -115,8 +133,12 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str
         parser.error(f"--resume: {file} is an agent without its run: play.py plays it")
     if settings["script"] != script:
         parser.error(f"--resume: the run in {folder} is a run of {settings['script']}.py")
-    file = kept / "solved.pt"
-    solved = file.exists() and checkpoints.read_checkpoint(file)["progress"]["frames"] == frames
+    solved = False
+    try:
+        if (file := kept / "solved.pt").exists():
+            solved = checkpoints.read_checkpoint(file)["progress"]["frames"] == frames
+    except checkpoints.CheckpointError as damage:
+        print_line(f"{damage}; the run is resumed all the same")
     return settings["hyperparameters"], frames, solved
 
 
@@ -155,7 +177,7 @@ def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callab
         except (ValueError, OverflowError):
             expected = "a whole number" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"{text!r} is not {expected}") from None
-        if not low <= value <= high:  # NaN fails here, too
+        if not (low <= value <= high and math.isfinite(value)):  # NaN fails here, too
             allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"
             allowed = "a number" if low == -math.inf else allowed
             raise argparse.ArgumentTypeError(f"must be {allowed}, not {text}")

@@ -16,6 +16,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from logging import CRITICAL, Logger
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def attach_handlers(
         make_agent: gives the agent that would be saved now, which then has to win games before
             training ends, see ``lib.training.evaluation``; None: avg_reward alone decides.
     """
-    engine.logger.disabled = True  # lib.training.launch reports a failure, once
+    engine.logger = Logger("unheard", CRITICAL + 1)  # lib.training.launch reports a failure, once
     if run.params.init_from and not run.checkpoint:
         load_weights(saved, run)
     engine.register_events(*PlayEvents, event_to_attr=COUNTERS)
@@ -296,7 +297,7 @@ def warn_if_network_died(engine: Engine, net: Any) -> None:
 
 
 def stop_early(engine: Engine, run: Run) -> None:
-    """Stop after ``--max-frames``, or on Ctrl-C, SIGTERM or SIGHUP; a second Ctrl-C stops at once.
+    """Stop after ``--max-frames``, or on a signal; a second Ctrl-C stops at once.
 
     The iteration is finished before. ignite would also stop between a batch and its update, which
     would be counted and never made.

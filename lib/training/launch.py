@@ -11,44 +11,85 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from datetime import timedelta
 from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import torch
 from filelock import FileLock, Timeout
 from ignite.handlers import TensorboardLogger
 
 from lib.devices import cores
+from lib.gpu_checks import fallbacks
 from lib.printing import open_streams, plural, print_line
-from lib.training.checkpoints import EVENT_FILES, CheckpointError, find_checkpoint, read_latest
+from lib.training.checkpoints import (
+    EVENT_FILES,
+    SETTINGS,
+    CheckpointError,
+    find_checkpoint,
+    read_latest,
+)
 from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, free_cores, prepare_torch
 from lib.training.options import Options
-from lib.training.run import Failure, Run, Terminated, describe_device_error, end_on_signals
+from lib.training.run import (
+    WARNINGS,
+    Failure,
+    Run,
+    Terminated,
+    describe_device_error,
+    end_on_signals,
+    set_signals,
+)
 
 MOST_LETTERS = 60  # of the settings in the name of a run folder
 
 
+@contextmanager
+def process_as_before() -> Iterator[None]:
+    """Put back signals, hooks and torch's switches at the end: a notebook's process lives on."""
+    numbers = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
+    handlers = {n: handler for n in numbers if (handler := signal.getsignal(n)) is not None}
+    hook, matmul = threading.excepthook, torch.backends.cuda.matmul
+    tf32, threads = matmul.allow_tf32, torch.get_num_threads()
+    flushed = not torch.full((), 1e-39).mul(1)
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    try:
+        yield
+    finally:
+        set_signals(handlers)
+        threading.excepthook, matmul.allow_tf32 = hook, tf32
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(flushed)
+        if "torch._dynamo" in sys.modules:  # see ``lib.learning.compiled_update``
+            torch.compiler.set_stance("default")
+        if torch.cuda.is_initialized():
+            with suppress(RuntimeError):  # a GPU that has failed
+                torch.cuda.set_device(gpu)
+
+
+@process_as_before()
 def launch(
     train: Callable[[Options, Run[Options]], None], options_class: type[Options], description: str
 ) -> NoReturn:
     """Run a rung as a program.
 
-    Exit codes: 0 solved or frame limit reached, 1 failure, 2 bad arguments, 130 Ctrl-C,
-    143 SIGTERM, 129 SIGHUP (a closed terminal). A signal in the games after training leaves a
-    solved run solved: 0. Every expected failure is one line on standard error.
+    Exit codes: 0 solved or frame limit reached, 1 failure, 2 bad arguments, 130 Ctrl-C, 143
+    SIGTERM, 129 SIGHUP (a closed terminal), 138 SIGUSR1. A signal in the games after training
+    leaves a solved run solved: 0. Every expected failure is one line on standard error.
     """
-    script, folder = Path(sys.argv[0]).stem, None
+    script, folder, lock = Path(sys.argv[0]).stem, None, None
     open_streams()
     threading.excepthook = _report_unless_reported
+    fallbacks.clear()
     try:
-        params = parse(options_class, description or "")  # python -OO has no docstrings
         end_on_signals()
+        params = parse(options_class, description or "")  # python -OO has no docstrings
         device = params.training_device
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)  # where streams and graphs are made
@@ -57,7 +98,7 @@ def launch(
         free = cores() if params.threads or device.type != "cpu" else free_cores()
         torch.set_num_threads(params.torch_threads(min(free, torch.get_num_threads())))
         try:
-            folder, checkpoint, _lock = open_folder(params, script)  # locked until this ends
+            folder, checkpoint, lock = open_folder(params, script)
         except (OSError, CheckpointError) as error:
             flag = "--resume" if params.resume else "--run-dir"
             print_line(f"{script}: error: {flag}: {error}", sys.stderr)
@@ -78,8 +119,12 @@ def launch(
         if checkpoint:
             frames, updates = (checkpoint["progress"][name] for name in ("frames", "iteration"))
             print_line(f"resumed after {plural(frames, 'frame')}, {plural(updates, 'update')}")
-        # TensorBoard should show new points within seconds.
-        with TensorboardLogger(folder, flush_secs=5) as tensorboard:
+            before = checkpoint[SETTINGS]["hyperparameters"]
+            if 0 < before["max_frames"] <= frames and not params.max_frames:
+                print_line(f"--max-frames {before['max_frames']:,} was reached: no limit now")
+            if (place := before["device"]) != params.device:
+                print_line(f"moved from {place} to {params.device}: rounding differs from now on")
+        with open_event_file(folder) as tensorboard:
             run = Run(params, device, folder, tensorboard, script, checkpoint, machine=machine)
             del checkpoint  # the run has it, and drops it when it has started
             if not params.resume:  # else when it is known to work
@@ -109,6 +154,9 @@ def launch(
         print_line(f"{script}: interrupted", sys.stderr)
         print_resume_command(folder)
         sys.exit(128 + (error.args[0] if isinstance(error, Terminated) else signal.SIGINT))
+    finally:
+        if lock:
+            lock.release()
 
 
 def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
@@ -143,6 +191,17 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}
     return folder, checkpoint | {"file": file}, lock
+
+
+def open_event_file(folder: Path) -> TensorboardLogger:
+    """A new event file, which TensorBoard reads after those of the run before.
+
+    It reads them in the order of their names, which begin with the time: that of another machine,
+    whose clock was ahead.
+    """
+    times = [int(file.name.split(".")[3]) for file in folder.glob(EVENT_FILES)]
+    with patch("time.time", return_value=max([time.time(), *(last + 1 for last in times)])):
+        return TensorboardLogger(folder, flush_secs=5)  # new points are shown within seconds
 
 
 def make_folder(params: Options, script: str) -> Path:

@@ -77,7 +77,7 @@ class CommonOptions:
     resume: str = resume_option(
         "",
         "resume the run in this folder, with its settings; --max-frames, --stop-reward, "
-        "--threads and --checkpoint-every may change",
+        "--device, --threads and --checkpoint-every may change",
     )
     init_from: str = run_option(
         "", "begin a new run with the weights of this checkpoint, or of the run in this folder"
@@ -93,7 +93,10 @@ class CommonOptions:
     epsilon_start: float = epsilon_option(1.0, "probability of a random action at the start")
     epsilon_final: float = epsilon_option(0.02, "probability of a random action at the end")
     epsilon_frames: int = playing_option(
-        100_000, "frames in which epsilon falls, once training begins; 03: times --steps", low=1
+        100_000,
+        "frames in which epsilon falls, from the first update on (03, 07 to 10: from the first "
+        "frame on; 03: times --steps)",
+        low=1,
     )
     temperature = 0.0  # of the softmax that chooses actions: greedy; 07 and 08 have a setting
 
@@ -138,7 +141,8 @@ class CommonOptions:
         if self.cuda and not device.startswith("cuda"):
             return f"--cuda: contradicts --device {device}"
         if message := missing_device(device):
-            return f"{'--cuda' if device == 'cuda' else '--device'}: {message}"
+            hint = "; --device cpu resumes the run on the CPU" if self.resume else ""
+            return f"{'--cuda' if device == 'cuda' else '--device'}: {message}{hint}"
         there = self.training_device
         if self.amp and there.type == "cuda" and choose_precision(there) != "bfloat16":
             return "--amp: this GPU has no units for bfloat16 (NVIDIA's have them since Ampere)"
@@ -154,6 +158,7 @@ class ReplayOptions(CommonOptions):
     replay_size: int = option(100_000, "capacity of the replay buffer, in transitions", low=1)
     replay_initial: int = option(10_000, "transitions to play before training begins", low=1)
     target_sync: int = option(1_000, "updates between copies to the target network", low=1)
+    transition_bytes = 7_600  # in the replay buffer
 
     @property
     def samples(self) -> int:
@@ -167,7 +172,10 @@ class ReplayOptions(CommonOptions):
             return f"--replay-size: with these settings the replay buffer needs {least:,} or more"
         if (count := self.samples) > MOST_SAMPLES:
             return f"--batch-size: an update would take {count:,} samples, over {MOST_SAMPLES:,}"
-        return too_large("replay-size", self.replay_size, 7_600) or super().validation_error()
+        return (
+            too_large("replay-size", self.replay_size, self.transition_bytes)
+            or super().validation_error()
+        )
 
     def _least_replay_size(self) -> int:
         """The capacity with which a buffer has all frames of what arrives between two updates."""

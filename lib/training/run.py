@@ -2,7 +2,7 @@
 
 import math
 import signal
-import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,10 +22,16 @@ from lib.training.options import Options
 # What torch has no exception of its own for, cuDNN's and cuBLAS's errors among them.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
 Handler = Callable[[int, Any], Any]  # of a signal
+# A closed terminal, and what batch systems send before they kill; Windows has none of them.
+WARNINGS = [
+    getattr(signal, name)
+    for name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+    if hasattr(signal, name)
+]
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP, whose number this holds, ends the program as Ctrl-C does."""
+    """SIGTERM or a warning, whose number this holds, ends the program as Ctrl-C does."""
 
 
 class Failure(RuntimeError):  # noqa: N818, it is how a run ends
@@ -97,11 +103,16 @@ def end_on_signals() -> None:
 
 
 def on_signals(interrupt: Handler, terminate: Handler) -> None:
-    """Handle Ctrl-C, and SIGTERM and SIGHUP; SIGHUP stays ignored if ``nohup`` began this."""
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, terminate)
-    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, terminate)
+    """Handle Ctrl-C, SIGTERM and ``WARNINGS``, but what is ignored, as SIGHUP by ``nohup``."""
+    asked = [number for number in WARNINGS if signal.getsignal(number) is not signal.SIG_IGN]
+    set_signals({signal.SIGINT: interrupt} | dict.fromkeys([signal.SIGTERM, *asked], terminate))
+
+
+def set_signals(handlers: Mapping[int, Any]) -> None:
+    """Set handlers of signals; in a thread that is not the main one Python can set none."""
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def describe_device_error(error: Exception) -> str | None:
