@@ -78,12 +78,19 @@ def test_the_layout_changes_no_numbers():
 
 
 @pytest.mark.parametrize("network", [DQN, DuelingDQN])
-def test_a_network_sees_differences_not_brightness(network):
+def test_a_network_sees_differences_not_brightness_and_each_state_by_itself(network):
     torch.manual_seed(0)
     net = network((2, 36, 42), 6)
     frames = torch.randint(0, 128, (8, 2, 36, 42), dtype=torch.uint8)
     values = net(frames)
+    assert values.shape == (8, 6)
     torch.testing.assert_close(net(frames + 100), values)
+    torch.testing.assert_close(torch.cat([net(frames[i : i + 1]) for i in range(8)]), values)
+    if network is DuelingDQN:  # what all actions have in common is the state's value
+        with torch.no_grad():
+            net.fc[-1].bias += torch.tensor([2.0, *[1.0] * 6])
+        torch.testing.assert_close(net(frames), values + 2, rtol=0, atol=1e-5)
+        values = net(frames)
     frames[:, :, 10:12, 20:22] += 50
     assert not torch.allclose(net(frames), values, rtol=0, atol=1e-4)
 
@@ -197,22 +204,48 @@ def test_returns_are_those_of_the_definition(gamma, q_lambda) -> None:
         torch.testing.assert_close(returns[t], expected)
 
 
-def test_a_rollout_is_looked_back_on_when_it_is_complete() -> None:
-    rollout = Rollout(2, (1, 1, 1, 1), gamma=0.5, q_lambda=1.0)
+@pytest.mark.parametrize("on_device", [False, True], ids=["07", "10"])
+def test_a_rollout_is_sampled_once_a_round_in_an_order_unlike_that_of_play(on_device) -> None:
+    """Whether it is recorded by arrays or by tensors; the first frame shows 0, the next one 1."""
+    length, n, orders = 10, 4, []
+    rollout = Rollout(length, (n, 1, 1, 1), gamma=0.9, q_lambda=0.7)
     places = [tensor.data_ptr() for tensor in rollout.targets]
-    for t in range(5):
-        states = torch.full((1, 1, 1, 1), t, dtype=torch.uint8)
-        rollout.record_values(states, torch.tensor([100.0]))
-        rollout.record_step(np.array([t]), np.array([1.0], np.float32), np.array([t == 3]))
-    # After step 2: 1 + 0.5 * (1 + 0.5 * 100), and after step 4, where a game had ended at 3.
-    assert rollout.targets.actions.tolist() == [2, 3]
-    assert rollout.targets.states.flatten().tolist() == [2, 3]
-    assert rollout.targets.returns.tolist() == [1.5, 1.0]
+    random = np.random.default_rng(0)
+    rewards, ended = random.normal(size=(31, n)).astype(np.float32), random.random((31, n)) < 0.2
+    values = torch.from_numpy(random.normal(size=(31, n)).astype(np.float32))
+    frames = np.arange(31 * n).reshape(31, n)
+    for t in range(31):
+        states = torch.from_numpy(frames[t].astype(np.uint8)).view(n, 1, 1, 1)
+        done = t % length == 0 and t > 0  # with these values a rollout is complete
+        if on_device and done:
+            rollout.finish(values[t])
+        if not on_device:
+            rollout.record_values(states, values[t])
+            rollout.record_step(frames[t], rewards[t], ended[t])
+            assert rollout.ready == (t >= length)
+        if done:
+            part = slice(t - length, t)
+            played = torch.from_numpy(rewards[part]), torch.from_numpy(ended[part])
+            returns = lambda_returns(
+                played[0], played[1].float(), values[t - length : t + 1], 0.9, 0.7
+            )
+            order = []
+            for _ in range(3):  # 40 frames: the second minibatch of a round begins the next one
+                drawn = rollout.sample(30)
+                order += drawn.actions.tolist()
+                assert drawn.states.flatten().tolist() == drawn.actions.tolist()
+                expected = returns.flatten()[drawn.actions - frames[part][0, 0]]
+                torch.testing.assert_close(drawn.returns, expected)
+            assert sorted(order[:40]) == frames[part].flatten().tolist()
+            assert order[40:80] == order[:40]
+            orders.append([number % 40 for number in order[:40]])
+        if on_device:
+            tensors = map(torch.from_numpy, (frames[t], rewards[t], ended[t]))
+            actions, reward, end = tensors
+            rollout.record_choice(states, values[t], actions)
+            rollout.record_outcome(reward, end)
+    assert len({tuple(order) for order in [*orders, range(40)]}) == 4
     assert [tensor.data_ptr() for tensor in rollout.targets] == places
-    for _ in range(3):  # each once per round
-        drawn = rollout.sample(2)
-        pairs = zip(drawn.actions.tolist(), drawn.returns.tolist(), strict=True)
-        assert set(pairs) == {(2, 1.5), (3, 1.0)}
 
 
 def test_a_compiled_sample_has_the_rows_of_the_plain_one() -> None:
@@ -233,6 +266,9 @@ def test_a_compiled_sample_has_the_rows_of_the_plain_one() -> None:
     assert compiled is not plain, fallbacks
     assert torch.equal(drawn := rows(compiled), rows(plain))
     assert len(drawn.unique()) > 300
+    capacity, buffer.capacity = buffer.capacity, 1  # nobody looks whether it is still the same
+    assert torch.equal(rows(compiled), drawn)
+    buffer.capacity = capacity
     sys.setprofile(lambda *_: None)  # then torch looks at its guards
     try:
         assert torch.equal(rows(compiled), drawn)

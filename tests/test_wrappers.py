@@ -1,5 +1,6 @@
 """The wrappers, against hand-made environments and against gymnasium's own."""
 
+import re
 import runpy
 from dataclasses import replace
 from itertools import islice
@@ -104,6 +105,28 @@ def test_whole_games_survive_lives_and_clipping():
     assert (inner.actions, inner.resets) == ([2, 2, 0, 2, 0] * 2, 3)
     assert [frame.max() for step in steps for frame in step.first_frames] == [0, 3, 0, 3]
     assert [step.frames.max() for step in steps] == [1, 2, 4] * 2
+
+
+def test_a_game_cut_short_shows_nothing_in_the_next_one():
+    env = gym.wrappers.TimeLimit(Scripted(*range(1, 9)), 3)
+    env = FrameStack(ImageToPyTorch(WarpFrame(gym.wrappers.RecordEpisodeStatistics(env))), 2)
+    steps = [step for (step,) in islice(ExperienceSource([env], lambda states: [2]), 6)]
+    assert not any(step.terminated for step in steps)
+    assert [step.episode_starts.item() for step in steps] == [True, False, False] * 2
+    assert [step.first_frames.max(initial=0) for step in steps] == [1, 0, 0] * 2
+    assert [step.frames.max() for step in steps] == [2, 3, 4] * 2
+    assert [step.episodes[0] for step in steps] == [None, None, Episode(3.0, 3)] * 2
+
+
+def test_any_game_is_played_and_what_is_none_is_refused_in_one_line():
+    env = wrap_deepmind(make_atari("MsPacmanNoFrameskip-v4"))  # which has no FIRE
+    env.reset(seed=0)
+    env.step(0)
+    hint = r"\Aunknown environment .* for example (\w+)NoFrameskip-v4\Z"
+    for name in ("PnogNoFrameskip-v4", "Pong-v4", "ALE/Pong-v5", "PongNoFrameskip-v0", "", "Cart"):
+        with pytest.raises(ValueError, match=hint) as error:
+            make_atari(name)
+        assert re.search(hint, str(error.value))[1] == "Pong" or "n" not in name
 
 
 def test_fire_reset_presses_fire():
