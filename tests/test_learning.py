@@ -138,15 +138,12 @@ def test_a_schedule_falls_linearly_from_its_begin_and_the_highest_of_two_counts(
     assert [highest(frame) for frame in frames] == pytest.approx([1, 1, 0.75, 0.185, 0.1])
 
 
-def test_exploration_replaces_greedy_actions_and_can_be_resumed():
+def test_exploration_replaces_greedy_actions():
     greedy, falling = torch.full((10_000,), 2), LinearSchedule(0.0, 0.6, 10)
     explore = Exploration(3, falling, seed=1)
     assert (explore(greedy, 0) == 2).all()
-    kept = explore.state_dict()
     actions = explore(greedy, 10)
-    resumed = Exploration(3, falling, seed=2)
-    resumed.load_state_dict(kept)
-    assert np.array_equal(resumed(greedy, 10), actions)
+    assert (greedy == 2).all()
     torch.manual_seed(0)
     on_device = epsilon_greedy(greedy, torch.tensor(0.6), 3)  # as in 10
     for played in (actions, on_device.numpy()):
@@ -287,8 +284,7 @@ def test_compiling_the_choice_of_actions_draws_no_number() -> None:
 
 def test_the_average_of_the_weights_follows_them_and_plays():
     torch.manual_seed(0)
-    small = (SHAPE, ACTIONS, (4, 4, 4), 8)
-    net = AveragedWeights(DQN(*small), torch.bfloat16, 1e-2)
+    net = AveragedWeights(DQN(SHAPE, ACTIONS, (4, 4, 4), 8), torch.bfloat16, 1e-2)
     gradients = {name: torch.randn_like(copy) for name, copy in net.compute.items()}
     expected = {name: weight.detach().clone() for name, weight in net.weights.items()}
     for share in (1.0, 0.5, 0.1):
@@ -297,14 +293,10 @@ def test_the_average_of_the_weights_follows_them_and_plays():
         for name, weight in net.weights.items():
             expected[name] += share * (weight.detach() - expected[name])
             torch.testing.assert_close(net.ema[name], expected[name])
-    resumed = AveragedWeights(DQN(*small), torch.bfloat16, 1e-2)
-    resumed.load_state_dict(copy.deepcopy(net.state_dict()))
     ema, acting = net.named(net.ema), net.named(net.ema_compute)
     for name, weight in net.agent().state_dict().items():
         assert torch.equal(weight, ema[name])
         assert torch.equal(acting[name], weight.bfloat16())
-    assert torch.equal(resumed.ema_compute["low"], net.ema_compute["low"])
-    assert torch.equal(resumed.compute["low"], net.compute["low"])
 
 
 def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch, program):
