@@ -34,10 +34,16 @@ from lib.training.run import Run
 
 
 def test_model_is_natures():
-    net = DQN((4, 84, 84), 6)
+    net, other = DQN((4, 84, 84), 6), DuelingDQN((2, 30, 42), 3)
     shapes = [tuple(p.shape) for p in net.parameters() if p.dim() > 1]
     assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136), (6, 512)]
     assert net.conv[0].weight.is_contiguous(memory_format=torch.channels_last)
+    shapes = [tuple(p.shape) for p in other.parameters() if p.dim() > 1]
+    assert shapes == [(16, 2, 4, 4), (16, 16, 4, 4), (16, 16, 3, 3), (256, 448), (4, 256)]
+    assert [type(layer) for layer in other.fc[:3]] == [nn.Linear, nn.LayerNorm, nn.ReLU]
+    assert other.fc[0].weight.std() == pytest.approx((2 / 448) ** 0.5, rel=0.05)  # Kaiming He's
+    assert not other.fc[0].bias.any()
+    assert net.temperature == other.temperature == 0, "greedy"
 
 
 @pytest.mark.parametrize("size", [(14, 20), (15, 21)])
@@ -68,29 +74,38 @@ def test_near_ties_are_broken_at_random_and_clear_choices_stay():
     assert sample_actions(values[None].numpy(), 0.0, 0.0, [random]) == [1]
 
 
-def test_the_layout_changes_no_numbers():
-    net = DQN((4, 84, 84), 6)
-    frames = torch.randint(0, 256, (8, 4, 84, 84), dtype=torch.uint8)
-    plain = copy.deepcopy(net.conv).to(memory_format=torch.contiguous_format)
-    pixels = frames.float() / 255
-    pixels -= pixels.mean((1, 2, 3), keepdim=True)
-    torch.testing.assert_close(net(frames), net.fc(plain(pixels)))
-
-
 @pytest.mark.parametrize("network", [DQN, DuelingDQN])
-def test_a_network_sees_differences_not_brightness_and_each_state_by_itself(network):
+def test_the_layout_changes_no_numbers(network):
+    net = network((4, 84, 84), 6)
+    frames = torch.randint(0, 256, (8, 4, 84, 84), dtype=torch.uint8)
+    plain = copy.deepcopy(net.conv[:-1]).to(memory_format=torch.contiguous_format)
+    pixels = frames.float() / 255
+    planes = plain(pixels - pixels.mean((1, 2, 3), keepdim=True))
+    if network is DQN:
+        expected = net.fc(planes.flatten(1))
+    else:
+        heads = net.fc(planes.permute(0, 2, 3, 1).flatten(1))
+        expected = heads[:, :1] + heads[:, 1:] - heads[:, 1:].mean(1, keepdim=True)
+    torch.testing.assert_close(net(frames), expected)
+
+
+@pytest.mark.parametrize(
+    ("network", "size"), [(DQN, ((3, 4, 5), 7, 4)), (DuelingDQN, (0.1,))], ids=["DQN", "DuelingDQN"]
+)
+def test_a_network_sees_differences_not_brightness_and_each_state_by_itself(network, size):
     torch.manual_seed(0)
-    net = network((2, 36, 42), 6)
+    net = network((2, 36, 42), 6, *size)
     frames = torch.randint(0, 128, (8, 2, 36, 42), dtype=torch.uint8)
     values = net(frames)
     assert values.shape == (8, 6)
+    with torch.no_grad():  # it acts as it learns
+        torch.testing.assert_close(net(frames), values)
+    again = network(**net.arguments)  # as from a checkpoint
+    again.load_state_dict(net.state_dict())
+    assert torch.equal(again(frames), values)
+    assert again.temperature == net.temperature
     torch.testing.assert_close(net(frames + 100), values)
     torch.testing.assert_close(torch.cat([net(frames[i : i + 1]) for i in range(8)]), values)
-    if network is DuelingDQN:  # what all actions have in common is the state's value
-        with torch.no_grad():
-            net.fc[-1].bias += torch.tensor([2.0, *[1.0] * 6])
-        torch.testing.assert_close(net(frames), values + 2, rtol=0, atol=1e-5)
-        values = net(frames)
     frames[:, :, 10:12, 20:22] += 50
     assert not torch.allclose(net(frames), values, rtol=0, atol=1e-4)
 
