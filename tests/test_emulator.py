@@ -180,6 +180,16 @@ def test_threads_play_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     games.recv()
 
 
+def test_threads_end_with_their_games() -> None:
+    before, games = threading.active_count(), envs(threads=3)
+    games.reset()
+    games.step([0] * 4)
+    assert threading.active_count() > before
+    games.send([0] * 4)
+    games.close()
+    assert threading.active_count() == before
+
+
 def test_games_go_on_after_pictures_that_changed_too_often(monkeypatch) -> None:
     games, others = envs(), envs()
     with monkeypatch.context() as patch:

@@ -41,7 +41,7 @@ def test_model_is_natures():
     shapes = [tuple(p.shape) for p in other.parameters() if p.dim() > 1]
     assert shapes == [(16, 2, 4, 4), (16, 16, 4, 4), (16, 16, 3, 3), (256, 448), (4, 256)]
     assert [type(layer) for layer in other.fc[:3]] == [nn.Linear, nn.LayerNorm, nn.ReLU]
-    assert other.fc[0].weight.std() == pytest.approx((2 / 448) ** 0.5, rel=0.05)  # Kaiming He's
+    assert other.fc[0].weight.std().item() == pytest.approx((2 / 448) ** 0.5, rel=0.05)  # Kaiming He's
     assert not other.fc[0].bias.any()
     assert net.temperature == other.temperature == 0, "greedy"
 
