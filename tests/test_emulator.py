@@ -180,6 +180,25 @@ def test_threads_play_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     games.recv()
 
 
+def test_an_error_is_raised_when_nobody_plays_any_more(monkeypatch) -> None:
+    games, raised, played = envs(), threading.Event(), []
+    games.reset()
+
+    def step_games(*arguments: object) -> int:
+        if threading.current_thread() is threading.main_thread():
+            return 10**6  # changes of a picture, too many
+        raised.wait(timeout=0.2)  # it must not come before this thread is done
+        played.append(play_share(*arguments))
+        return 0
+
+    play_share = threads.step_games
+    monkeypatch.setattr(threads, "step_games", step_games)
+    with pytest.raises(EmulatorError, match="a picture changed"):
+        games.step([0] * 4)
+    assert played
+    raised.set()
+
+
 def test_threads_end_with_their_games() -> None:
     before, games = threading.active_count(), envs(threads=3)
     games.reset()

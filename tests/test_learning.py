@@ -41,7 +41,7 @@ def test_model_is_natures():
     shapes = [tuple(p.shape) for p in other.parameters() if p.dim() > 1]
     assert shapes == [(16, 2, 4, 4), (16, 16, 4, 4), (16, 16, 3, 3), (256, 448), (4, 256)]
     assert [type(layer) for layer in other.fc[:3]] == [nn.Linear, nn.LayerNorm, nn.ReLU]
-    assert other.fc[0].weight.std().item() == pytest.approx((2 / 448) ** 0.5, rel=0.05)  # Kaiming He's
+    assert other.fc[0].weight.std().item() == pytest.approx((2 / 448) ** 0.5, rel=0.05)  # He's
     assert not other.fc[0].bias.any()
     assert net.temperature == other.temperature == 0, "greedy"
 
@@ -130,6 +130,9 @@ def test_a_schedule_follows_the_share_of_points_won() -> None:
     win_rate.add(1, 0)
     assert rate(10**6) == 4e-4
     assert win_rate.value == pytest.approx(0.01)
+    win_rate.value = 0.0
+    win_rate.add(3, 3)
+    assert win_rate.value == pytest.approx((1 - 0.99**6) / 2)
     win_rate.value = 0.6  # half way
     assert rate(0) == pytest.approx(2e-4)
     for _ in range(20):
