@@ -219,47 +219,37 @@ def test_returns_are_those_of_the_definition(gamma, q_lambda) -> None:
         torch.testing.assert_close(returns[t], expected)
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["07", "10"])
-def test_a_rollout_is_sampled_once_a_round_in_an_order_unlike_that_of_play(on_device) -> None:
-    """Whether it is recorded by arrays or by tensors; the first frame shows 0, the next one 1."""
-    length, n, orders = 10, 4, []
-    rollout = Rollout(length, (n, 1, 1, 1), gamma=0.9, q_lambda=0.7)
+@pytest.mark.parametrize("by_tensors", [False, True], ids=["07", "10"])
+def test_a_rollout_is_sampled_once_a_round_in_an_order_unlike_that_of_play(by_tensors) -> None:
+    torch.manual_seed(0)
+    rollout, orders = Rollout(10, (4, 1, 1, 1), gamma=0.9, q_lambda=0.7), {(*range(40),)}
     places = [tensor.data_ptr() for tensor in rollout.targets]
-    random = np.random.default_rng(0)
-    rewards, ended = random.normal(size=(31, n)).astype(np.float32), random.random((31, n)) < 0.2
-    values = torch.from_numpy(random.normal(size=(31, n)).astype(np.float32))
-    frames = np.arange(31 * n).reshape(31, n)
+    (rewards, values), ended = torch.randn(2, 31, 4), torch.rand(31, 4) < 0.2
+    numbers = torch.arange(31 * 4).view(31, 4)  # which states show, and actions are
     for t in range(31):
-        states = torch.from_numpy(frames[t].astype(np.uint8)).view(n, 1, 1, 1)
-        done = t % length == 0 and t > 0  # with these values a rollout is complete
-        if on_device and done:
-            rollout.finish(values[t])
-        if not on_device:
+        states, step = numbers[t].byte().view(4, 1, 1, 1), (numbers[t], rewards[t], ended[t])
+        complete = t > 0 and t % 10 == 0
+        if by_tensors:
+            if complete:
+                rollout.finish(values[t])
+            rollout.record_choice(states, values[t], numbers[t])
+            rollout.record_outcome(*step[1:])
+        else:
             rollout.record_values(states, values[t])
-            rollout.record_step(frames[t], rewards[t], ended[t])
-            assert rollout.ready == (t >= length)
-        if done:
-            part = slice(t - length, t)
-            played = torch.from_numpy(rewards[part]), torch.from_numpy(ended[part])
-            returns = lambda_returns(
-                played[0], played[1].float(), values[t - length : t + 1], 0.9, 0.7
-            )
-            order = []
-            for _ in range(3):  # 40 frames: the second minibatch of a round begins the next one
-                drawn = rollout.sample(30)
-                order += drawn.actions.tolist()
-                assert drawn.states.flatten().tolist() == drawn.actions.tolist()
-                expected = returns.flatten()[drawn.actions - frames[part][0, 0]]
-                torch.testing.assert_close(drawn.returns, expected)
-            assert sorted(order[:40]) == frames[part].flatten().tolist()
-            assert order[40:80] == order[:40]
-            orders.append([number % 40 for number in order[:40]])
-        if on_device:
-            tensors = map(torch.from_numpy, (frames[t], rewards[t], ended[t]))
-            actions, reward, end = tensors
-            rollout.record_choice(states, values[t], actions)
-            rollout.record_outcome(reward, end)
-    assert len({tuple(order) for order in [*orders, range(40)]}) == 4
+            rollout.record_step(*(column.numpy() for column in step))
+            assert rollout.ready == (t >= 10)
+        if complete:
+            part, after = slice(t - 10, t), slice(t - 10, t + 1)
+            returns = lambda_returns(rewards[part], ended[part].float(), values[after], 0.9, 0.7)
+            drawn = [rollout.sample(30) for _ in range(3)]  # the second begins the next round
+            seen, actions, found = map(torch.cat, zip(*drawn, strict=True))
+            order = actions - numbers[part].min()
+            assert torch.equal(seen.flatten(), actions.byte())
+            torch.testing.assert_close(found, returns.flatten()[order])
+            assert sorted(order[:40].tolist()) == [*range(40)]
+            assert torch.equal(order[40:80], order[:40])
+            orders.add((*order[:40].tolist(),))
+    assert len(orders) == 4
     assert [tensor.data_ptr() for tensor in rollout.targets] == places
 
 
