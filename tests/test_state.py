@@ -5,16 +5,13 @@ import pkgutil
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from helpers import SIZE, STACK, Games, play_messages, small
-from ignite.engine import Engine
 from torch.utils._pytree import tree_leaves
 
 import lib
@@ -31,7 +28,7 @@ from lib.learning.rollout import Rollout
 from lib.learning.schedules import LinearSchedule, WinRate
 from lib.learning.weights import AveragedWeights, MixedWeights
 from lib.parallel.message_buffer import MessageReplayBuffer
-from lib.training.checkpoints import COUNTERS, RunProgress
+from lib.training.checkpoints import RunProgress
 from lib.training.handlers import AverageLoss, Speed
 
 Part = tuple[Any, Callable[[int], Any]]  # an object, and what uses it for the n-th time
@@ -105,19 +102,6 @@ def average_loss() -> Part:
     return loss, play
 
 
-def run_progress() -> Part:
-    engine = Engine(lambda *_: None)
-    vars(engine.state).update(dict.fromkeys(COUNTERS, 0))
-    run = SimpleNamespace(device=CPU, folder=Path("none"), tensorboard=Mock())
-
-    def play(n: int) -> list[int]:
-        for place, name in enumerate(COUNTERS):
-            setattr(engine.state, name, getattr(engine.state, name) + n + place)
-        return [getattr(engine.state, name) for name in COUNTERS]
-
-    return RunProgress(engine, run), play
-
-
 class SixGames:
     """What a step gives follows from the actions alone."""
 
@@ -160,18 +144,22 @@ MAKE: dict[type, Callable[[], Part]] = {
     **{kind: partial(buffer, kind) for kind in BUFFERS},
     **{kind: partial(weights, kind) for kind in (MixedWeights, AveragedWeights)},
     **{EpsilonGreedyAgent: agent, Exploration: exploration, WinRate: win_rate},
-    **{ExperienceSource: experience_source, AverageLoss: average_loss, RunProgress: run_progress},
+    **{ExperienceSource: experience_source, AverageLoss: average_loss},
     **{TensorVectorEnv: tensor_env, Rollout: rollout},
 }
 
 
+# Bases, and what keeps the numbers of an engine.
+OTHERS = EpsilonGreedy, ReplayRings, Speed, RunProgress
+
+
 def kinds_with(name: str) -> list[type]:
-    """The classes of lib that have this, but bases, networks, and ``Speed``, whose time goes on."""
+    """The classes of lib that have this."""
     modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(lib.__path__, "lib.")]
     kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
-    ours = {kind for kind in kinds if kind.__module__.startswith("lib.") and hasattr(kind, name)}
-    ours -= {kind for kind in ours if issubclass(kind, torch.nn.Module)}
-    return sorted(ours - {EpsilonGreedy, ReplayRings, Speed}, key=lambda kind: kind.__name__)
+    ours = [kind for kind in kinds if kind.__module__.startswith("lib.") and hasattr(kind, name)]
+    networks = {kind for kind in ours if issubclass(kind, torch.nn.Module)}
+    return sorted({*ours} - {*OTHERS} - networks, key=str)
 
 
 def assert_same(one: Any, other: Any) -> None:
