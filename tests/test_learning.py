@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from helpers import ACTIONS, SHAPE, Catch
+from helpers import SHAPE, Catch
 from ignite.handlers import TensorboardLogger
 from torch import nn
 
@@ -62,16 +62,16 @@ def test_a_convolution_over_blocks_is_the_same(size: tuple[int, int]) -> None:
 
 def test_near_ties_are_broken_at_random_and_clear_choices_stay():
     torch.manual_seed(0)
-    values = torch.tensor([1.0, 1.01, 0.9])
+    values = torch.tensor([*[1.0] * 4, 1.02, 0.85])
     random = np.random.default_rng(0)
-    games = values.expand(4_000, 3)
+    games = values.expand(4_000, 6)
     played = sample_actions(games.numpy(), 0.0, 0.01, [random] * 4_000)
     for actions in (sample_softmax(games, 0.01), torch.from_numpy(played)):
-        shares = torch.bincount(actions, minlength=3) / 4_000
+        shares = torch.bincount(actions, minlength=6) / 4_000
         torch.testing.assert_close(shares, (values / 0.01).softmax(0), rtol=0, atol=0.03)
-        assert shares[2] == 0  # once in 80,000 times
-    assert sample_softmax(values.expand(100, 3), 0.0).eq(1).all()
-    assert sample_actions(values[None].numpy(), 0.0, 0.0, [random]) == [1]
+        assert shares[5] == 0  # hardly ever
+    assert sample_softmax(values.expand(100, 6), 0.0).eq(4).all()
+    assert sample_actions(values[None].numpy(), 0.0, 0.0, [random]) == [4]
 
 
 @pytest.mark.parametrize("network", [DQN, DuelingDQN])
@@ -164,7 +164,9 @@ def test_exploration_replaces_greedy_actions():
     assert (greedy == 2).all()
     torch.manual_seed(0)
     on_device = epsilon_greedy(greedy, torch.tensor(0.6), 3)  # as in 10
-    for played in (actions, on_device.numpy()):
+    values = np.eye(3, dtype=np.float32)[greedy]
+    in_trials = sample_actions(values, 0.6, 0.0, [np.random.default_rng(0)] * 10_000)
+    for played in (actions, on_device.numpy(), in_trials):
         assert np.allclose(np.bincount(played) / 10_000, [0.2, 0.2, 0.6], atol=0.02)
 
 
@@ -181,6 +183,7 @@ def test_agent_explores_with_epsilon_and_is_greedy_otherwise():
     assert np.array_equal(agent(states), best)
     assert agent.frames == 1_000
     assert 0.2 < np.mean(agent(states) != best) < 0.4  # a quarter of 0.4 draw the best action
+    assert agent.frames == 2_000
     assert 500 < asked[-1] < 700  # the network is asked for the greedy ones only
 
 
@@ -290,21 +293,34 @@ def test_compiling_the_choice_of_actions_draws_no_number() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_average_of_the_weights_follows_them_and_plays():
+def test_adam_is_torchs_and_the_average_of_the_weights_follows_them_and_plays():
     torch.manual_seed(0)
-    net = AveragedWeights(DQN(SHAPE, ACTIONS, (4, 4, 4), 8), torch.bfloat16, 1e-2)
-    gradients = {name: torch.randn_like(copy) for name, copy in net.compute.items()}
-    expected = {name: weight.detach().clone() for name, weight in net.weights.items()}
+    network, last = DuelingDQN((2, 36, 36), 3), ("fc.3",)
+    net = AveragedWeights(network, torch.bfloat16, 1e-2, epsilon=0.1, float32_layers=last)
+    plain, average = copy.deepcopy(network), copy.deepcopy(network)
+    optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2, eps=0.1)
+    agents = []
     for share in (1.0, 0.5, 0.1):
         net.ema_step.fill_(share)
+        gradients = {name: torch.randn_like(copy) for name, copy in net.compute.items()}
         net.adam(gradients)
-        for name, weight in net.weights.items():
-            expected[name] += share * (weight.detach() - expected[name])
-            torch.testing.assert_close(net.ema[name], expected[name])
-    ema, acting = net.named(net.ema), net.named(net.ema_compute)
-    for name, weight in net.agent().state_dict().items():
-        assert torch.equal(weight, ema[name])
-        assert torch.equal(acting[name], weight.bfloat16())
+        for name, gradient in net.named(gradients).items():
+            plain.get_parameter(name).grad = gradient.float()
+        optimizer.step()
+        for mean, weight in zip(average.parameters(), plain.parameters(), strict=True):
+            mean.data.lerp_(weight.data, share)
+        agents.append(net.agent())
+        for found, expected in ((net.weights, plain), (net.ema, average)):
+            torch.testing.assert_close(net.named(found), dict(expected.named_parameters()))
+    for name, copied in net.named(net.ema_compute).items():
+        kept = agents[-1].get_parameter(name)
+        assert copied.dtype == (torch.float32 if name.startswith(last) else torch.bfloat16)
+        assert torch.equal(copied, kept.to(copied.dtype))
+        assert torch.equal(kept, net.state_dict()["ema"][name])
+        assert not torch.equal(kept, agents[0].get_parameter(name))
+    states = torch.randint(256, (5, 2, 36, 36), dtype=torch.uint8)
+    values = net(net.ema_compute, states)
+    torch.testing.assert_close(values, agents[-1](states), rtol=0.05, atol=0.05)
 
 
 def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch, program):
