@@ -200,13 +200,14 @@ def test_an_error_is_raised_when_nobody_plays_any_more(monkeypatch) -> None:
 
 
 def test_threads_end_with_their_games() -> None:
-    before, games = threading.active_count(), envs(threads=3)
+    before, games = {*threading.enumerate()}, envs(threads=3)
     games.reset()
     games.step([0] * 4)
-    assert threading.active_count() > before
     games.send([0] * 4)
+    theirs = {*threading.enumerate()} - before
     games.close()
-    assert threading.active_count() == before
+    assert len(theirs) == 3
+    assert not any(thread.is_alive() for thread in theirs)
 
 
 def test_games_go_on_after_pictures_that_changed_too_often(monkeypatch) -> None:
