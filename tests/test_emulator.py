@@ -29,6 +29,7 @@ from gymnasium.error import (
     NoAsyncCallError,
     ResetNeeded,
 )
+from torch.utils._pytree import tree_leaves
 
 from pong_emulator import EmulatorError, PongVectorEnv, threads, vector_env
 from pong_emulator.rom import CLOCK
@@ -99,6 +100,10 @@ def test_every_setting_is_that_of_ale(settings: dict, steps: int, monkeypatch) -
     tally = compare_steps(at_random(2), steps, games=2, seed=2, **settings)
     assert (tally["ended"] >= 2) == (steps > 40)
     assert (tally["truncated"] >= 2) == ("max_num_frames_per_episode" in settings)
+
+
+def test_a_single_game_is_that_of_ale() -> None:
+    compare_steps(at_random(2), 40, games=1, seed=2)
 
 
 def test_games_go_on_after_every_kind_of_reset_as_those_of_ale() -> None:
@@ -175,6 +180,36 @@ def test_threads_play_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     games.recv()
 
 
+def test_an_error_is_raised_when_nobody_plays_any_more(monkeypatch) -> None:
+    games, raised, played = envs(), threading.Event(), []
+    games.reset()
+
+    def step_games(*arguments: object) -> int:
+        if threading.current_thread() is threading.main_thread():
+            return 10**6  # changes of a picture, too many
+        raised.wait(timeout=0.2)  # it must not come before this thread is done
+        played.append(play_share(*arguments))
+        return 0
+
+    play_share = threads.step_games
+    monkeypatch.setattr(threads, "step_games", step_games)
+    with pytest.raises(EmulatorError, match="a picture changed"):
+        games.step([0] * 4)
+    assert played
+    raised.set()
+
+
+def test_threads_end_with_their_games() -> None:
+    before, games = {*threading.enumerate()}, envs(threads=3)
+    games.reset()
+    games.step([0] * 4)
+    games.send([0] * 4)
+    theirs = {*threading.enumerate()} - before
+    games.close()
+    assert len(theirs) == 3
+    assert not any(thread.is_alive() for thread in theirs)
+
+
 def test_games_go_on_after_pictures_that_changed_too_often(monkeypatch) -> None:
     games, others = envs(), envs()
     with monkeypatch.context() as patch:
@@ -226,16 +261,31 @@ def test_gymnasium_makes_it_and_shows_what_is_played() -> None:
 
 def test_nobody_else_has_the_arrays_of_the_games() -> None:
     games, others = envs(threads=1), envs(threads=2)
-    seen, other = games.reset()[0], others.reset()[0]
+    seen, last = games.reset()[0], list(others.reset())
     for actions in RANDOM[:20].copy():
-        before, kept = other, other.copy()
+        before, kept = last, deepcopy(last)
         seen[:] = 0
         games.send(actions)
         others.send(actions.copy())
         actions[:] = 0
-        (seen, *_), (other, *_) = games.recv(), others.recv()
-        assert np.array_equal(seen, other)
-        assert np.array_equal(before, kept), "a step leaves the arrays of the last one alone"
+        (seen, *_), last = games.recv(), list(others.recv())
+        assert np.array_equal(seen, last[0])
+        for one, other in zip(tree_leaves(before), tree_leaves(kept), strict=True):
+            assert np.array_equal(one, other), "a step leaves the arrays of the last one alone"
+
+
+def test_a_step_that_nobody_waits_for_is_played_before_new_games_begin() -> None:
+    games, others = envs(), envs()
+    for each in (games, others):
+        each.reset()
+        each.send(RANDOM[0])
+    others.recv()
+    for seed in (None, 3):
+        assert np.array_equal(games.reset(seed=seed)[0], others.reset(seed=seed)[0])
+        for actions in RANDOM[:5]:
+            assert all(map(np.array_equal, games.step(actions)[:4], others.step(actions)[:4]))
+        games.send(RANDOM[0])
+        others.step(RANDOM[0])
 
 
 @pytest.mark.parametrize("copy", [deepcopy, lambda games: pickle.loads(pickle.dumps(games))])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from helpers import ACTIONS, SHAPE, Catch
+from helpers import SHAPE, Catch
 from ignite.handlers import TensorboardLogger
 from torch import nn
 
@@ -34,10 +34,16 @@ from lib.training.run import Run
 
 
 def test_model_is_natures():
-    net = DQN((4, 84, 84), 6)
+    net, other = DQN((4, 84, 84), 6), DuelingDQN((2, 30, 42), 3)
     shapes = [tuple(p.shape) for p in net.parameters() if p.dim() > 1]
     assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136), (6, 512)]
     assert net.conv[0].weight.is_contiguous(memory_format=torch.channels_last)
+    shapes = [tuple(p.shape) for p in other.parameters() if p.dim() > 1]
+    assert shapes == [(16, 2, 4, 4), (16, 16, 4, 4), (16, 16, 3, 3), (256, 448), (4, 256)]
+    assert [type(layer) for layer in other.fc[:3]] == [nn.Linear, nn.LayerNorm, nn.ReLU]
+    assert other.fc[0].weight.std().item() == pytest.approx((2 / 448) ** 0.5, rel=0.05)  # He's
+    assert not other.fc[0].bias.any()
+    assert net.temperature == other.temperature == 0, "greedy"
 
 
 @pytest.mark.parametrize("size", [(14, 20), (15, 21)])
@@ -56,34 +62,50 @@ def test_a_convolution_over_blocks_is_the_same(size: tuple[int, int]) -> None:
 
 def test_near_ties_are_broken_at_random_and_clear_choices_stay():
     torch.manual_seed(0)
-    values = torch.tensor([1.0, 1.01, 0.9])
+    values = torch.tensor([*[1.0] * 4, 1.02, 0.85])
     random = np.random.default_rng(0)
-    games = values.expand(4_000, 3)
+    games = values.expand(4_000, 6)
     played = sample_actions(games.numpy(), 0.0, 0.01, [random] * 4_000)
     for actions in (sample_softmax(games, 0.01), torch.from_numpy(played)):
-        shares = torch.bincount(actions, minlength=3) / 4_000
+        shares = torch.bincount(actions, minlength=6) / 4_000
         torch.testing.assert_close(shares, (values / 0.01).softmax(0), rtol=0, atol=0.03)
-        assert shares[2] == 0  # once in 80,000 times
-    assert sample_softmax(values.expand(100, 3), 0.0).eq(1).all()
-    assert sample_actions(values[None].numpy(), 0.0, 0.0, [random]) == [1]
-
-
-def test_the_layout_changes_no_numbers():
-    net = DQN((4, 84, 84), 6)
-    frames = torch.randint(0, 256, (8, 4, 84, 84), dtype=torch.uint8)
-    plain = copy.deepcopy(net.conv).to(memory_format=torch.contiguous_format)
-    pixels = frames.float() / 255
-    pixels -= pixels.mean((1, 2, 3), keepdim=True)
-    torch.testing.assert_close(net(frames), net.fc(plain(pixels)))
+        assert shares[5] == 0  # hardly ever
+    assert sample_softmax(values.expand(100, 6), 0.0).eq(4).all()
+    assert sample_actions(values[None].numpy(), 0.0, 0.0, [random]) == [4]
 
 
 @pytest.mark.parametrize("network", [DQN, DuelingDQN])
-def test_a_network_sees_differences_not_brightness(network):
+def test_the_layout_changes_no_numbers(network):
+    net = network((4, 84, 84), 6)
+    frames = torch.randint(0, 256, (8, 4, 84, 84), dtype=torch.uint8)
+    plain = copy.deepcopy(net.conv[:-1]).to(memory_format=torch.contiguous_format)
+    pixels = frames.float() / 255
+    planes = plain(pixels - pixels.mean((1, 2, 3), keepdim=True))
+    if network is DQN:
+        expected = net.fc(planes.flatten(1))
+    else:
+        heads = net.fc(planes.permute(0, 2, 3, 1).flatten(1))
+        expected = heads[:, :1] + heads[:, 1:] - heads[:, 1:].mean(1, keepdim=True)
+    torch.testing.assert_close(net(frames), expected)
+
+
+@pytest.mark.parametrize(
+    ("network", "size"), [(DQN, ((3, 4, 5), 7, 4)), (DuelingDQN, (0.1,))], ids=["DQN", "DuelingDQN"]
+)
+def test_a_network_sees_differences_not_brightness_and_each_state_by_itself(network, size):
     torch.manual_seed(0)
-    net = network((2, 36, 42), 6)
+    net = network((2, 36, 42), 6, *size)
     frames = torch.randint(0, 128, (8, 2, 36, 42), dtype=torch.uint8)
     values = net(frames)
+    assert values.shape == (8, 6)
+    with torch.no_grad():  # it acts as it learns
+        torch.testing.assert_close(net(frames), values)
+    again = network(**net.arguments)  # as from a checkpoint
+    again.load_state_dict(net.state_dict())
+    assert torch.equal(again(frames), values)
+    assert again.temperature == net.temperature
     torch.testing.assert_close(net(frames + 100), values)
+    torch.testing.assert_close(torch.cat([net(frames[i : i + 1]) for i in range(8)]), values)
     frames[:, :, 10:12, 20:22] += 50
     assert not torch.allclose(net(frames), values, rtol=0, atol=1e-4)
 
@@ -124,6 +146,9 @@ def test_a_schedule_follows_the_share_of_points_won() -> None:
     win_rate.add(1, 0)
     assert rate(10**6) == 4e-4
     assert win_rate.value == pytest.approx(0.01)
+    win_rate.value = 0.0
+    win_rate.add(3, 3)
+    assert win_rate.value == pytest.approx((1 - 0.99**6) / 2)
     win_rate.value = 0.6  # half way
     assert rate(0) == pytest.approx(2e-4)
     for _ in range(20):
@@ -147,18 +172,17 @@ def test_a_schedule_falls_linearly_from_its_begin_and_the_highest_of_two_counts(
     assert [highest(frame) for frame in frames] == pytest.approx([1, 1, 0.75, 0.185, 0.1])
 
 
-def test_exploration_replaces_greedy_actions_and_can_be_resumed():
+def test_exploration_replaces_greedy_actions():
     greedy, falling = torch.full((10_000,), 2), LinearSchedule(0.0, 0.6, 10)
     explore = Exploration(3, falling, seed=1)
     assert (explore(greedy, 0) == 2).all()
-    kept = explore.state_dict()
     actions = explore(greedy, 10)
-    resumed = Exploration(3, falling, seed=2)
-    resumed.load_state_dict(kept)
-    assert np.array_equal(resumed(greedy, 10), actions)
+    assert (greedy == 2).all()
     torch.manual_seed(0)
     on_device = epsilon_greedy(greedy, torch.tensor(0.6), 3)  # as in 10
-    for played in (actions, on_device.numpy()):
+    values = np.eye(3, dtype=np.float32)[greedy]
+    in_trials = sample_actions(values, 0.6, 0.0, [np.random.default_rng(0)] * 10_000)
+    for played in (actions, on_device.numpy(), in_trials):
         assert np.allclose(np.bincount(played) / 10_000, [0.2, 0.2, 0.6], atol=0.02)
 
 
@@ -175,6 +199,7 @@ def test_agent_explores_with_epsilon_and_is_greedy_otherwise():
     assert np.array_equal(agent(states), best)
     assert agent.frames == 1_000
     assert 0.2 < np.mean(agent(states) != best) < 0.4  # a quarter of 0.4 draw the best action
+    assert agent.frames == 2_000
     assert 500 < asked[-1] < 700  # the network is asked for the greedy ones only
 
 
@@ -213,22 +238,38 @@ def test_returns_are_those_of_the_definition(gamma, q_lambda) -> None:
         torch.testing.assert_close(returns[t], expected)
 
 
-def test_a_rollout_is_looked_back_on_when_it_is_complete() -> None:
-    rollout = Rollout(2, (1, 1, 1, 1), gamma=0.5, q_lambda=1.0)
+@pytest.mark.parametrize("by_tensors", [False, True], ids=["07", "10"])
+def test_a_rollout_is_sampled_once_a_round_in_an_order_unlike_that_of_play(by_tensors) -> None:
+    torch.manual_seed(0)
+    rollout, orders = Rollout(10, (4, 1, 1, 1), gamma=0.9, q_lambda=0.7), {(*range(40),)}
     places = [tensor.data_ptr() for tensor in rollout.targets]
-    for t in range(5):
-        states = torch.full((1, 1, 1, 1), t, dtype=torch.uint8)
-        rollout.record_values(states, torch.tensor([100.0]))
-        rollout.record_step(np.array([t]), np.array([1.0], np.float32), np.array([t == 3]))
-    # After step 2: 1 + 0.5 * (1 + 0.5 * 100), and after step 4, where a game had ended at 3.
-    assert rollout.targets.actions.tolist() == [2, 3]
-    assert rollout.targets.states.flatten().tolist() == [2, 3]
-    assert rollout.targets.returns.tolist() == [1.5, 1.0]
+    (rewards, values), ended = torch.randn(2, 31, 4), torch.rand(31, 4) < 0.2
+    numbers = torch.arange(31 * 4).view(31, 4)  # which states show, and actions are
+    for t in range(31):
+        states, step = numbers[t].byte().view(4, 1, 1, 1), (numbers[t], rewards[t], ended[t])
+        complete = t > 0 and t % 10 == 0
+        if by_tensors:
+            if complete:
+                rollout.finish(values[t])
+            rollout.record_choice(states, values[t], numbers[t])
+            rollout.record_outcome(*step[1:])
+        else:
+            rollout.record_values(states, values[t])
+            rollout.record_step(*(column.numpy() for column in step))
+            assert rollout.ready == (t >= 10)
+        if complete:
+            part, after = slice(t - 10, t), slice(t - 10, t + 1)
+            returns = lambda_returns(rewards[part], ended[part].float(), values[after], 0.9, 0.7)
+            drawn = [rollout.sample(30) for _ in range(3)]  # the second begins the next round
+            seen, actions, found = map(torch.cat, zip(*drawn, strict=True))
+            order = actions - numbers[part].min()
+            assert torch.equal(seen.flatten(), actions.byte())
+            torch.testing.assert_close(found, returns.flatten()[order])
+            assert sorted(order[:40].tolist()) == [*range(40)]
+            assert torch.equal(order[40:80], order[:40])
+            orders.add((*order[:40].tolist(),))
+    assert len(orders) == 4
     assert [tensor.data_ptr() for tensor in rollout.targets] == places
-    for _ in range(3):  # each once per round
-        drawn = rollout.sample(2)
-        pairs = zip(drawn.actions.tolist(), drawn.returns.tolist(), strict=True)
-        assert set(pairs) == {(2, 1.5), (3, 1.0)}
 
 
 def test_a_compiled_sample_has_the_rows_of_the_plain_one() -> None:
@@ -249,6 +290,9 @@ def test_a_compiled_sample_has_the_rows_of_the_plain_one() -> None:
     assert compiled is not plain, fallbacks
     assert torch.equal(drawn := rows(compiled), rows(plain))
     assert len(drawn.unique()) > 300
+    capacity, buffer.capacity = buffer.capacity, 1  # nobody looks whether it is still the same
+    assert torch.equal(rows(compiled), drawn)
+    buffer.capacity = capacity
     sys.setprofile(lambda *_: None)  # then torch looks at its guards
     try:
         assert torch.equal(rows(compiled), drawn)
@@ -265,26 +309,33 @@ def test_compiling_the_choice_of_actions_draws_no_number() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_average_of_the_weights_follows_them_and_plays():
+def test_adam_is_torchs_and_the_average_of_the_weights_follows_them_and_plays():
     torch.manual_seed(0)
-    small = (SHAPE, ACTIONS, (4, 4, 4), 8)
-    net = AveragedWeights(DQN(*small), torch.bfloat16, 1e-2)
-    gradients = {name: torch.randn_like(copy) for name, copy in net.compute.items()}
-    expected = {name: weight.detach().clone() for name, weight in net.weights.items()}
+    network, last = DuelingDQN((2, 36, 36), 3), ("fc.3",)
+    net = AveragedWeights(network, torch.bfloat16, 1e-2, epsilon=0.1, float32_layers=last)
+    plain, average = copy.deepcopy(network), copy.deepcopy(network)
+    optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2, eps=0.1)
+    agents = []
     for share in (1.0, 0.5, 0.1):
         net.ema_step.fill_(share)
+        gradients = {name: torch.randn_like(copy) for name, copy in net.compute.items()}
         net.adam(gradients)
-        for name, weight in net.weights.items():
-            expected[name] += share * (weight.detach() - expected[name])
-            torch.testing.assert_close(net.ema[name], expected[name])
-    resumed = AveragedWeights(DQN(*small), torch.bfloat16, 1e-2)
-    resumed.load_state_dict(copy.deepcopy(net.state_dict()))
-    ema, acting = net.named(net.ema), net.named(net.ema_compute)
-    for name, weight in net.agent().state_dict().items():
-        assert torch.equal(weight, ema[name])
-        assert torch.equal(acting[name], weight.bfloat16())
-    assert torch.equal(resumed.ema_compute["low"], net.ema_compute["low"])
-    assert torch.equal(resumed.compute["low"], net.compute["low"])
+        for name, gradient in net.named(gradients).items():
+            plain.get_parameter(name).grad = gradient.float()
+        optimizer.step()
+        for mean, weight in zip(average.parameters(), plain.parameters(), strict=True):
+            mean.data.lerp_(weight.data, share)
+        agents.append(net.agent())
+        for part, expected in (("weights", plain), ("ema", average)):  # as they are saved
+            torch.testing.assert_close(net.state_dict()[part], dict(expected.named_parameters()))
+    for name, copied in net.named(net.ema_compute).items():
+        kept = agents[-1].get_parameter(name)
+        assert copied.dtype == (torch.float32 if name.startswith(last) else torch.bfloat16)
+        assert torch.equal(copied, kept.to(copied.dtype))
+        assert not torch.equal(kept, agents[0].get_parameter(name))
+    states = torch.randint(256, (5, 2, 36, 36), dtype=torch.uint8)
+    values = net(net.ema_compute, states)
+    torch.testing.assert_close(values, agents[-1](states), rtol=0.05, atol=0.05)
 
 
 def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch, program):

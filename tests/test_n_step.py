@@ -54,23 +54,15 @@ def drawn(buffer: MessageReplayBuffer, count: int) -> set[tuple]:
     return set(tuples(*batch))
 
 
-def test_a_full_buffer_has_only_the_newest_and_one_restored_draws_the_same(tmp_path):
+def test_a_full_buffer_has_only_the_newest():
     _, sent = play_messages(messages=40, steps=20)
-    buffer, other = (MessageReplayBuffer(250, (STACK, *SIZE), seed=seed) for seed in (3, 4))
+    buffer = MessageReplayBuffer(250, (STACK, *SIZE))
     for number, message in enumerate(sent):
         buffer.extend(message)
         newest = [t for earlier in sent[: number + 1] for t in cut_out(earlier)]
         assert min(len(newest), 180) <= len(buffer) <= 250
         # A message repeats frames, so the oldest transitions may have lost theirs.
         assert set(newest[-180:]) <= drawn(buffer, 5_000) <= set(newest[-250:])
-        if number == 20:
-            torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
-            other.load_state_dict(torch.load(tmp_path / "buffer.pt", weights_only=True))
-        elif number > 20:
-            other.extend(message)
-            assert set(newest[-180:]) <= drawn(other, 5_000) <= set(newest[-250:])
-    for mine, theirs in zip(buffer.sample(64), other.sample(64), strict=True):
-        assert torch.equal(mine, theirs)
 
 
 def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message():

@@ -151,8 +151,15 @@ def test_a_frame_is_stored_once_and_a_batch_is_cut_from_one_window():
     buffer, stream, no = ReplayBuffer(100, (4, SIZE, SIZE)), Stream(1), np.zeros(1, bool)
     buffer.extend([stream.step(no, no) for _ in range(160)])
     assert len(buffer) == 100
-    pixels = sum(len(zlib.decompress(chunk.numpy())) for chunk in buffer.state_dict()["frames"])
+    packed = buffer.state_dict()["frames"]
+    pixels = sum(len(zlib.decompress(chunk.numpy())) for chunk in packed)
     assert pixels < 1.2 * 100 * SIZE**2
+    other = ReplayBuffer(100, (4, SIZE, SIZE))
+    other.load_state_dict(buffer.state_dict())
+    for restored in (buffer, other):  # what has not changed is not compressed again
+        assert all(
+            one is two for one, two in zip(packed, restored.state_dict()["frames"], strict=True)
+        )
     states, *_, next_states = buffer.sample(32)
     assert states.shape == next_states.shape == (32, 4, SIZE, SIZE)
     assert states.untyped_storage().data_ptr() == next_states.untyped_storage().data_ptr()

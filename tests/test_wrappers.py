@@ -1,5 +1,6 @@
 """The wrappers, against hand-made environments and against gymnasium's own."""
 
+import re
 import runpy
 from dataclasses import replace
 from itertools import islice
@@ -12,7 +13,6 @@ from conftest import ROOT
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
-from PIL import Image
 
 from lib.envs.atari_wrappers import (
     RESIZERS,
@@ -106,6 +106,28 @@ def test_whole_games_survive_lives_and_clipping():
     assert [step.frames.max() for step in steps] == [1, 2, 4] * 2
 
 
+def test_a_game_cut_short_shows_nothing_in_the_next_one():
+    env = gym.wrappers.TimeLimit(Scripted(*range(1, 9)), 3)
+    env = FrameStack(ImageToPyTorch(WarpFrame(gym.wrappers.RecordEpisodeStatistics(env))), 2)
+    steps = [step for (step,) in islice(ExperienceSource([env], lambda states: [2]), 6)]
+    assert not any(step.terminated for step in steps)
+    assert [step.episode_starts.item() for step in steps] == [True, False, False] * 2
+    assert [step.first_frames.max(initial=0) for step in steps] == [1, 0, 0] * 2
+    assert [step.frames.max() for step in steps] == [2, 3, 4] * 2
+    assert [step.episodes[0] for step in steps] == [None, None, Episode(3.0, 3)] * 2
+
+
+def test_any_game_is_played_and_what_is_none_is_refused_in_one_line():
+    env = wrap_deepmind(make_atari("MsPacmanNoFrameskip-v4"))  # which has no FIRE
+    env.reset(seed=0)
+    env.step(0)
+    hint = r"\Aunknown environment .* for example (\w+)NoFrameskip-v4\Z"
+    for name in ("PnogNoFrameskip-v4", "Pong-v4", "ALE/Pong-v5", "PongNoFrameskip-v0", "", "Cart"):
+        with pytest.raises(ValueError, match=hint) as error:
+            make_atari(name)
+        assert re.search(hint, str(error.value))[1] == "Pong" or "n" not in name
+
+
 def test_fire_reset_presses_fire():
     inner = Scripted(1, 2, 3)
     observation, _ = FireReset(inner).reset()
@@ -127,10 +149,11 @@ def test_every_resizer_makes_a_small_grey_picture():
         wide = WarpFrame(gym.make(PONG), name, size=96)
         assert wide.observation_space.shape == wide.observation(screen).shape == (96, 96, 1)
     assert wrap_deepmind(make_atari(PONG), size=42).reset()[0].shape == (4, 42, 42)
-    grey = screen[..., 0]
-    expected = Image.fromarray(grey).resize((84, 84), Image.Resampling.BOX)
-    warp = WarpFrame(gym.make(PONG), resize="pillow-box")
-    assert np.array_equal(warp.observation(grey)[..., 0], expected)
+    dot = np.zeros((3 * 84, 3 * 84), np.uint8)
+    dot[99, 99] = 255  # the first of nine pixels, which become one
+    seen = {n: int(WarpFrame(gym.make(PONG), n).observation(dot)[33, 33, 0]) for n in RESIZERS}
+    means = {"opencv-area": 28, "pillow-box": 28, "pillow-bilinear": 13}
+    assert seen == {"opencv-linear": 0, "opencv-nearest": 255, **means}
 
 
 def test_pictures_equal_gymnasiums_pixel_for_pixel():

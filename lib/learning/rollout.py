@@ -69,7 +69,6 @@ class Rollout:
             for table, new in zip(tables, upload(values.device, *self._outcomes), strict=True):
                 table.copy_(new)
             self._compute_returns()
-            self._values[0] = values
             self._step = 0
             self.ready = True
         self._states[self._step] = states
