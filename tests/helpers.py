@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import io
 import pickle
 import re
 import subprocess
@@ -158,6 +159,19 @@ class Catch:
             Episode(float(r), 8) if end else None for r, end in zip(rewards, ended, strict=True)
         ]
         return VectorStep(rewards, ended, ended, frames, games)
+
+
+class Screen(io.TextIOWrapper):
+    """A terminal, for what is drawn on it."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), "utf-8", write_through=True)
+
+    def isatty(self) -> bool:
+        return True
+
+    def getvalue(self) -> str:
+        return self.buffer.getvalue().decode()
 
 
 class Games:

@@ -25,7 +25,7 @@ from lib.learning.schedules import LinearSchedule
 from lib.parallel.cluster import Players, learn_from
 from lib.parallel.message_buffer import MessageReplayBuffer
 from lib.parallel.n_step import Message
-from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons
+from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons, player_seed
 from lib.training.handlers import attach_handlers
 from lib.training.machine import prepare_torch
 from lib.training.play import PlayEvents
@@ -110,11 +110,12 @@ class Counting:
 
     def __init__(self, number: int) -> None:
         self.number, self.count = number, 0
+        self.seed = player_seed(0, number, 0)
 
     def play(self, weights: VersionedWeights) -> Message:
         self.count += 1
-        one = np.full(1, self.count)
-        return Message(self.number, os.getpid(), np.zeros((1, 2, 2), np.uint8), *[one] * 4, [])
+        columns = map(np.array, ([self.count], [self.count], [self.seed], [self.count]))
+        return Message(self.number, os.getpid(), np.zeros((1, 2, 2), np.uint8), *columns, [])
 
 
 class Failing(Counting):
@@ -125,11 +126,13 @@ class Failing(Counting):
 @needs_ray
 def test_a_lost_machine_takes_no_message_of_the_others(cluster, capsys):
     counts: dict[tuple[int, int], list[int]] = {}  # by player and process
+    seeds = set()
     lost = next(iter(cluster.worker_nodes))
     with joined(Counting, 2, cluster) as players:
         for arrived in players:
             for new in arrived:
                 counts.setdefault((new.player, new.version), []).append(int(new.actions[0]))
+                seeds.add(int(new.rewards[0]))
             if lost and len(counts) == 2 and min(map(len, counts.values())) >= 10:
                 cluster.remove_node(lost, allow_graceful=False)
                 lost = None
@@ -138,6 +141,7 @@ def test_a_lost_machine_takes_no_message_of_the_others(cluster, capsys):
     # Of each process every message arrived once, up to its last, whatever the order.
     for numbers in counts.values():
         assert sorted(numbers) == list(range(1, len(numbers) + 1))
+    assert len(seeds) == 3  # who replaces a player does not play its games again
     out = capsys.readouterr().out
     (number,) = re.findall(r"player (\d) is lost, 1 of 2 play\n", out)
     assert f"player {number} is back, 2 of 2 play\n" in out

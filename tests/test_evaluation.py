@@ -98,6 +98,44 @@ def test_games_played_at_once_are_those_played_one_after_the_other(kind, console
         assert sticky == play(5, sticky=0.25)
 
 
+class Uneven:
+    """Games of these lengths, which begin again when they end; the n-th has n points."""
+
+    shape = (1, 1, 1, 1)
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths, self.steps = np.array(lengths), np.zeros(len(lengths), int)
+        self.seeds, self.ended = np.arange(len(lengths)), np.zeros(len(lengths), int)
+        self.states = np.zeros((len(lengths), 1, 1, 1), np.uint8)
+
+    def send(self, actions: np.ndarray) -> None:
+        self.steps += 1
+
+    def recv(self) -> Any:
+        over = self.steps == self.lengths
+        self.ended += over
+        played = zip(over, self.ended, self.lengths, strict=True)
+        episodes = [Episode(float(ended), steps) if end else None for end, ended, steps in played]
+        self.steps[over] = 0
+        return SimpleNamespace(episodes=episodes)
+
+
+def test_each_game_counts_once_when_it_ends_and_no_later_one(run, monkeypatch):
+    """In a trial, too, which leaves torch the threads that it had."""
+    sizes = []
+    values = lambda states: sizes.append(len(states)) or torch.zeros(len(states), 2)  # noqa: E731
+    ended = [*play_games(Uneven([3, 1, 2, 3]), values, 0.0)]
+    assert [[i for i, _ in games] for games in ended] == [[], [1], [2], [0, 3]]
+    assert {game.reward for games in ended for _, game in games} == {1.0}
+    assert sizes == [4, 3, 2]
+
+    halves = iter([Uneven([1, 7]), Uneven([3])])
+    monkeypatch.setattr(evaluation, "make_games", lambda *_, **__: next(halves))
+    torch.set_num_threads(3)
+    trial = run_trial(values, Mock(state=SimpleNamespace(frames=0)), run)
+    assert (trial.rewards, torch.get_num_threads()) == ([1.0] * 3, 3)
+
+
 NATURE = DQN((2, 84, 84), 6, channels=(4, 8, 8), hidden=16)
 SMALL = DuelingDQN((2, 30, 42), 3)
 

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -24,12 +24,15 @@ import pytest
 import torch
 from conftest import Ended, curves, everything, one_line, read_events
 from filelock import FileLock
-from helpers import listed, stream
+from helpers import Screen, curve, listed, stream
 from ignite.engine import Engine, Events, State
 from torch import nn
 
+from lib.envs.experience import Transitions
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.schedules import LinearSchedule
+from lib.training import handlers
+from lib.training import launch as launching
 from lib.training.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch, open_folder
@@ -57,7 +60,9 @@ def start(tmp_path, ends, monkeypatch) -> Callable[..., Ended]:
     (elsewhere / "runs").touch()
     monkeypatch.chdir(elsewhere)
 
-    def start(*flags, every=lambda engine, run: None, reward=0, spoil=lambda net: None, **more):
+    def start(
+        *flags, every=lambda *_: None, reward=0, spoil=lambda net: None, play=stream, **more
+    ):
         def train(options: ReplayOptions, run: Run) -> State:
             net = Net(500, 500)
             spoil(net)
@@ -75,7 +80,7 @@ def start(tmp_path, ends, monkeypatch) -> Callable[..., Ended]:
             learned = {"net": net, "optimizer": optimizer, "buffer": buffer} | more
             attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), learned)
             engine.add_event_handler(Events.ITERATION_COMPLETED(every=5), every, run)
-            games = stream([float(reward + number) for number in range(100)])
+            games = play([float(reward + number) for number in range(100)])
             return engine.run(batch_generator(engine, games, buffer, options.replay_initial, 4))
 
         command = flags if "--resume" in flags else (*FLAGS, "--run-dir", str(place), *flags)
@@ -197,6 +202,19 @@ def lines_on(terminal: int) -> tuple[list[str], list[str]]:
     return bars, [line.rstrip() for line in shown]
 
 
+def test_the_bar_follows_what_ends_the_phase_first(start, monkeypatch):
+    """The buffer is full, and then: the frame limit, or the goal, which the fourth game reaches."""
+    monkeypatch.setattr("lib.training.terminal.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    start("--max-frames", "90", "--stop-reward", "0.1")
+    form = r"(filling|training) (\d+) [^|]*?(?:reward (\S+), goal 0.1)? *\|[^|]*\|\s*(\d+)%"
+    bars = re.findall(form, screen.getvalue())
+    assert len(bars) >= 40
+    for phase, frames, average, percent in bars:
+        limit = int(frames) / (20 if phase == "filling" else 90)
+        assert int(percent) == pytest.approx(100 * max(limit, float(average or 0) / 0.1), abs=6)
+
+
 def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
     def narrow(engine: Engine, run: Run) -> None:
         print(echoes, end="", flush=True)
@@ -220,6 +238,53 @@ def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
     assert max(map(len, lines)) <= 80
     assert "%" not in "".join(lines)
     assert echoes not in "".join(lines)
+
+
+def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start, monkeypatch):
+    """The n-th frame of each part takes 1 / n seconds; the clock stands still in between."""
+    now = 50.0
+
+    def play(rewards: list[float]) -> Iterator[list[Transitions]]:
+        nonlocal now
+        for number, steps in enumerate(filter(None, stream(rewards)), start=1):
+            now += 1 / number
+            yield steps
+
+    def after(frames: int) -> float:
+        return sum(1 / number for number in range(1, frames + 1))
+
+    def fps(first: int, last: int) -> float:
+        return (last - first) / (after(last) - after(first))
+
+    def check(tag: str, expected: dict[int, float]) -> None:
+        assert dict(curve(run.folder, tag)) == pytest.approx(expected, rel=1e-5), tag
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr(handlers, "FILLING_EVERY", 8)
+    monkeypatch.setattr(handlers, "LOG_EVERY", 15)
+    run = start("--max-frames", "65", play=play)
+    check("filling/time_passed", {8: after(8), 16: after(16)})
+    check("filling/fps", {8: fps(0, 8), 16: fps(8, 16)})
+    check("filling/avg_fps", {8: fps(0, 8), 16: fps(0, 16)})
+    laps = {15: (20, 34), 30: (34, 49), 45: (49, 64)}  # update 1 comes after frame 20
+    check("train/time_passed", {update: after(last) for update, (_, last) in laps.items()})
+    check("train/fps", {update: fps(*lap) for update, lap in laps.items()})
+    check("train/avg_fps", {update: fps(20, last) for update, (_, last) in laps.items()})
+    check("episodes/time_passed", {game: after(10 * game) for game in range(1, 7)})
+    check("outcome/minutes", {0: after(65) / 60})
+    check("outcome/fps", {0: fps(20, 65)})
+    assert f"filling ({fps(0, 20):.0f} FPS) made no updates" in run.out
+    paces = ["filling", "filling", "training", f"{fps(20, 34):.0f} FPS", f"{fps(34, 49):.0f} FPS"]
+    ends = [f"{pace:>9}  0:00:0{int(after(10 * game))}" for game, pace in enumerate(paces, 1)]
+    assert re.findall(r"frames +\d+  (.{9}  .{7})\n", run.out)[:5] == ends
+
+    now += 1_000
+    resumed = ("--resume", str(run.folder), "--max-frames", "0")
+    assert "solved in 0:00:07" in start(*resumed, reward=1_000, play=play).out
+    seconds = after(65) + after(10)
+    check("outcome/seconds", {0: seconds})
+    check("outcome/reached_minutes", {0: seconds / 60})
+    check("outcome/fps", {0: 55 / (after(65) - after(20) + after(10))})
 
 
 def test_fps_are_those_of_training_if_a_resumed_run_ends_before_its_first_update(start):
@@ -253,6 +318,37 @@ def test_a_checkpoint_is_on_the_disk_before_it_replaces_another(tmp_path, monkey
     previous = tmp_path / "previous.pt"
     assert seen == [set(), {str(file)}, {str(file), str(previous)}]
     assert [read_checkpoint(path)["settings"] for path in (file, previous)] == [2, 1]
+
+
+def test_what_a_checkpoint_counts_of_the_curves_is_on_the_disk_before(start, monkeypatch):
+    synced, fsync = {}, os.fsync
+    counted = []
+
+    def note(descriptor: int) -> None:
+        fsync(descriptor)
+        file = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced[file.name] = os.fstat(descriptor).st_size
+        if file.name == "latest.tmp":
+            counted.append(read_checkpoint(file)["progress"]["events"])
+            assert counted[-1].items() <= synced.items()
+
+    monkeypatch.setattr(os, "fsync", note)
+    start("--max-frames", "45")
+    (sizes,) = zip(*(events.values() for events in counted), strict=True)
+    assert list(sizes) == sorted({*sizes})
+
+
+def test_a_resumed_run_logs_each_point_once_and_adds_nothing_to_a_file_that_lost_its_end(start):
+    run = start("--max-frames", "45")
+    (file,) = run.folder.glob("events.out.tfevents.[1-9]*")
+    resumed = ("--resume", str(run.folder), "--max-frames")
+    for more in ((), ("--checkpoint-every", "10")):  # the first part saves nothing
+        assert start(*resumed, "60", "--checkpoint-every", "0", *more).code == 0
+    points = [point[:2] for point in curves(run.folder)]
+    assert len(points) == len({*points})
+    file.write_bytes(shorter := file.read_bytes()[:-100])
+    assert start(*resumed, "70").code == 0
+    assert file.read_bytes() == shorter
 
 
 def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(start):
@@ -402,6 +498,22 @@ def test_a_file_system_without_locks_is_told_and_used(start, monkeypatch):
     run = start("--max-frames", "45")
     assert (run.code, run.error) == (0, "")
     assert run.out.startswith("this file system has no locks: do not resume a run before it has")
+
+
+def test_only_cores_that_others_use_are_told_and_left_to_them(start, monkeypatch):
+    monkeypatch.setattr(launching, "cores", lambda: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    for free, flags, threads, told in (
+        (4, (), 4, False),
+        (3, (), 3, True),
+        (1, ("--threads", "2"), 2, False),
+    ):
+        monkeypatch.setattr(launching, "free_cores", lambda free=free: free)
+        monkeypatch.setattr(torch, "set_num_threads", Mock())
+        run = start("--max-frames", "25", *flags)
+        assert torch.set_num_threads.call_args_list[0].args == (threads,)
+        assert (f"{free} of 4 cores free" in run.out) == told
+        shutil.rmtree(run.folder)
 
 
 @pytest.mark.parametrize(("options", "of_four"), [(SpeedrunOptions, 4), (SharedCoresOptions, 2)])

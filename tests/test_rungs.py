@@ -261,6 +261,7 @@ def test_what_is_typed_by_habit_is_accepted_or_corrected(ends, monkeypatch):
         (("--env", "ALE/Breakout-v5"), "for example BreakoutNoFrameskip-v4"),
         (("--replay-size", "1,5"), "'1,5' is not a whole number"),
         (("--stop-reward", "17,500"), "'17,500' is not a number"),
+        (("--envs", "1.55e1"), "'1.55e1' is not a whole number"),
         (("--envs", "1e3"), "must be 1 to 256, not 1e3"),
     ):
         assert message in one_line(ends(lambda: parse(options, ""), "02_n_envs.py", *flags).error)
