@@ -120,9 +120,11 @@ def test_what_was_interrupted_is_resumed(rungs, capfd, monkeypatch) -> None:
 
 def test_what_cannot_be_resumed_is_run_anew_once(rungs) -> None:
     """An older version began it: it stays, and is not tried again."""
-    script = "import sys\nfrom pathlib import Path\nif '--resume' in sys.argv: sys.exit(2)\n"
-    script += "folder = Path(sys.argv[-1], f'01-seed0-{len(list(Path(sys.argv[-1]).glob('*')))}')\n"
-    script += "folder.mkdir(parents=True)\nsys.exit(130 * folder.name.endswith('0'))\n"
+    script = "import sys\nfrom pathlib import Path\nrefused = '--resume' in sys.argv\n"
+    script += "parts = () if refused else [*Path(sys.argv[-1]).iterdir()]\n"
+    script += "refused or Path(sys.argv[-1], f'01_baseline-seed0-{len(parts)}').mkdir()\n"
+    script += "sys.exit(2 if refused else 0 if parts else 130)\n"
+    (rungs / "runs").mkdir()
     (rungs / "01_baseline.py").write_text(script)
     command = ["ladder", "--rungs", "01", "--seeds", "0", "--run-dir", str(rungs / "runs")]
     assert [main(command), main(command), main(command)] == [1, 0, 0]
