@@ -66,9 +66,11 @@ def small() -> DQN:
     return DQN((2, 36, 36), 3, channels=(2, 2, 2), hidden=2)
 
 
-def play_episodes(folder, rewards, losses=lambda _: 1.0, agent=None, on=(), net=None, **settings):
+def play_episodes(
+    folder, rewards, losses=lambda _: 1.0, agent=None, on=(), net=None, kind=ReplayOptions, **more
+):
     """Run an engine over the stream; returns its state and the names of the events it fired."""
-    options = ReplayOptions(**{"replay_initial": 20, "stop_reward": 17.0, **settings})
+    options = kind(**{"replay_initial": 20, "stop_reward": 17.0, **more})
     buffer, saved = ReplayBuffer(5_000, (2, 84, 84)), {"net": net or small()}
     fired: list[str] = []
     engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))

@@ -17,7 +17,8 @@ from lib.training.hparams import write_settings
 KEPT = Path(__file__).parent.parent / "results/epyc-zen5-2core/solved"
 MACHINE = {"device": "cpu", "gpu": "none", "cpu": "Abacus 3000", "cores": 2, "torch": "2.13.0"}
 SETTINGS = {"cuda": False, "stop_reward": 17.0, "max_frames": 0, "run_dir": "runs", "amp": False}
-TRAINED = {"train/time_passed": [120.0], "train/frames": [12_000.0], "train/avg_fps": [44.0]}
+TRAINED = {"time_passed": (60.0, 120.0), "frames": (6_000.0, 12_000.0), "avg_fps": (30.0, 44.0)}
+TRAINED = {f"train/{name}": values for name, values in TRAINED.items()}
 
 
 def write_run(

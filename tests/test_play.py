@@ -123,8 +123,8 @@ def test_an_exported_agent_plays_the_same_and_is_small(trained, play, tmp_path):
 def test_an_agent_of_another_game(tmp_path, play, program):
     flags = "--env BreakoutNoFrameskip-v4 --any-game --max-frames 60 --envs 2 --rollout 10"
     flags += " --batch-size 4 --schedule-frames 30 --run-dir"
-    result = program("07_speedrun", *flags.split(), tmp_path)
-    assert result.code == 0, result.error
+    learned = program("07_speedrun", *flags.split(), tmp_path)
+    assert learned.code == 0, learned.error
     (run,) = tmp_path.iterdir()
     net = read_checkpoint(find_checkpoint(run, "latest"))["net"]
     # From the 27th frame on the average moves slowly; no share of points says that here.
@@ -134,6 +134,7 @@ def test_an_agent_of_another_game(tmp_path, play, program):
     assert score_of(result.out) >= 0
     _, whole = load_agent(read_checkpoint(find_checkpoint(run)))
     assert (whole.rows, whole.actions) == (Preprocessing.rows, None)
+    assert "no goal: it trains until" in learned.out
 
 
 @pytest.mark.parametrize("suffix", [".MP4", ".gif"])

@@ -86,14 +86,18 @@ def test_why_a_player_was_lost_is_told_in_one_line(player, message):
 
 def test_a_player_may_start_slowly_but_then_has_a_time_limit(monkeypatch):
     monkeypatch.setattr("lib.parallel.player.WAIT_SECONDS", 0.01)
-    go, theirs = Pipe()
-    options, arrived = PlayerOptions(player_timeout=0.03), []
-    player = Player(hang, (theirs,), 8, options)
-    with pytest.raises(Failure, match=r"sent nothing for 0\.03 seconds"), player:
-        for steps in player:
-            arrived.append(len(steps))
-            if len(arrived) == 10:
-                go.send("go")
+    (go, theirs), arrived = Pipe(), []
+
+    def receive() -> None:
+        with player:
+            for steps in player:
+                arrived.append(len(steps))
+                if len(arrived) == 10:
+                    go.send("go")
+
+    player = Player(hang, (theirs,), 8, PlayerOptions(player_timeout=0.03))
+    with pytest.raises(Failure, match=r"sent nothing for 0\.03 seconds"):
+        receive()
     begun = arrived.index(1)
     assert begun >= 10
     assert arrived[begun + 1 :] == [0] * 3
