@@ -94,11 +94,18 @@ def test_runs_that_did_not_solve_say_how_far_they_came(tmp_path: Path) -> None:
     write_run(tmp_path, "03_parallel", outcome=filled, max_frames=200)  # these FPS are not training
     # Stopped by Ctrl-C: there is an outcome, but it was not to end there.
     write_run(tmp_path, "05_new", outcome={"frames": 99, "seconds": 9, "fps": 11, "solved": 0})
+    # Killed while the buffer filled, and after a game; its avg_reward was there, its trial lost.
+    filling = {"filling/time_passed": [60.0], "filling/frames": [1_000.0]}
+    write_run(tmp_path, "06_filling", scalars=filling)
+    write_run(tmp_path, "06_game", 0, [(300, 20_000, -21.0)], scalars=TRAINED)
+    reached = {"frames": 9_000, "seconds": 180, "reached_frames": 6_000, "reached_minutes": 2}
+    write_run(tmp_path, "06_tried", outcome=reached)
     table, unfinished = table_of(tmp_path), "0 of 1, 1 unfinished"
-    assert column(table, "solved") == ["0 of 1", unfinished, "0 of 1", unfinished]
+    assert column(table, "solved") == ["0 of 1", unfinished, "0 of 1", *[unfinished] * 4]
     # One was to run for so many frames; the others to 17, which they would have reached later.
-    assert column(table, "frames") == ["50,000", "> 12,000", "200", "> 99"]
-    assert column(table, "minutes") == ["20.0", "> 2.0", "0.0", "> 0.1"]
+    frames = "50,000; > 12,000; 200; > 99; > 1,000; > 20,000; > 9,000"
+    assert "; ".join(column(table, "frames")) == frames
+    assert "; ".join(column(table, "minutes")) == "20.0; > 2.0; 0.0; > 0.1; > 1.0; > 5.0; > 3.0"
     assert column(table, "avg_reward")[:3] == ["-19.3", "-21.0", "no game ended"]
     assert column(table, "FPS")[:3] == ["41.5", "44.0", "did not train"]
 
@@ -138,8 +145,8 @@ def test_lines_tell_machines_and_unusual_settings_apart(tmp_path: Path) -> None:
     solved_run(tmp_path, "02", steps=2.0)
     for settings in ({}, {"stack": 4.0}, {"gamma": 0.97}):
         solved_run(tmp_path, "07", **{"stack": 2.0, "gamma": 0.99} | settings)
-    for threads in (1, 2, 2):
-        solved_run(tmp_path, "09", machine=MACHINE | {"threads": threads})
+    for number, threads in enumerate((1, 2, 2)):  # and one that was resumed is as the others
+        solved_run(tmp_path, "09", machine=MACHINE | {"threads": threads}, resume=f"runs/{number}")
     solved_run(tmp_path, "10", machine=MACHINE | {"cpu": "another"})
     table = table_of(tmp_path)
     labels = ["02 (steps 4)", "02 (steps 2)", "07", "07 (stack 4)", "07 (gamma 0.97)"]
