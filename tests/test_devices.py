@@ -12,7 +12,6 @@ from helpers import listed
 
 from lib import devices
 from lib.devices import choose_precision, compiles, cores, missing_device
-from lib.gpu_checks import fallbacks, try_optimised
 from lib.training import launch as rungs
 from lib.training.flags import parse
 from lib.training.machine import free_cores, prepare_torch
@@ -81,24 +80,12 @@ def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus):
     assert describe_device_error(RuntimeError("a mistake")) is None  # which needs its traceback
 
 
-def test_what_does_not_work_is_left_out_with_a_line(capsys):
-    assert try_optimised("the part", "eager", lambda: "fast") == "fast"
-    assert try_optimised("the part", "eager", lambda: {}["key"]) == "eager"
-    assert fallbacks == ["the part: KeyError: 'key'"]
-    assert capsys.readouterr().out == "left out: the part: KeyError: 'key'\n"
-
-
 def test_the_switches_of_torch_are_those_that_were_asked_for(tmp_path):
-    run = Run(CommonOptions(amp=True), torch.device("cpu"), tmp_path, None, "01")
     for amp, dtype in ((True, torch.bfloat16), (False, torch.float32)):
-        run.params = CommonOptions(amp=amp)
+        run = Run(CommonOptions(amp=amp), torch.device("cpu"), tmp_path, None, "01")
         with run.autocast():
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
-    draws = []
-    for seed in (1, 2, 1):
-        prepare_torch(seed)
-        draws.append(torch.rand(()).item())
-    assert draws[0] == draws[2] != draws[1]
+    prepare_torch(0)
     assert (torch.full((8,), 2e-38) / 4 == 0).all()  # denormal numbers are slow
 
 
