@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import io
 import pickle
 import re
 import subprocess
@@ -65,9 +66,11 @@ def small() -> DQN:
     return DQN((2, 36, 36), 3, channels=(2, 2, 2), hidden=2)
 
 
-def play_episodes(folder, rewards, losses=lambda _: 1.0, agent=None, on=(), net=None, **settings):
+def play_episodes(
+    folder, rewards, losses=lambda _: 1.0, agent=None, on=(), net=None, kind=ReplayOptions, **more
+):
     """Run an engine over the stream; returns its state and the names of the events it fired."""
-    options = ReplayOptions(**{"replay_initial": 20, "stop_reward": 17.0, **settings})
+    options = kind(**{"replay_initial": 20, "stop_reward": 17.0, **more})
     buffer, saved = ReplayBuffer(5_000, (2, 84, 84)), {"net": net or small()}
     fired: list[str] = []
     engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))
@@ -158,6 +161,19 @@ class Catch:
             Episode(float(r), 8) if end else None for r, end in zip(rewards, ended, strict=True)
         ]
         return VectorStep(rewards, ended, ended, frames, games)
+
+
+class Screen(io.TextIOWrapper):
+    """A terminal, for what is drawn on it."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), "utf-8", write_through=True)
+
+    def isatty(self) -> bool:
+        return True
+
+    def getvalue(self) -> str:
+        return self.buffer.getvalue().decode()
 
 
 class Games:

@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -106,7 +107,8 @@ def test_seeds_run_through_all_rungs_and_values(rungs, capfd) -> None:
     assert out.count("--seed 0\n") == 4  # each is said twice: by the ladder, and by the rung
 
 
-def test_what_was_interrupted_is_resumed(rungs, capfd) -> None:
+def test_what_was_interrupted_is_resumed(rungs, capfd, monkeypatch) -> None:
+    monkeypatch.setattr(ladder, "commit", Mock(side_effect=["one", "two"]))
     begins = "'--resume' in sys.argv or (folder.mkdir(), sys.exit(130))"
     folder = "Path(sys.argv[-1], '01_baseline-pong-seed0-now')"
     imports = "import sys\nfrom pathlib import Path\nprint(*sys.argv[1:])\n"
@@ -119,6 +121,19 @@ def test_what_was_interrupted_is_resumed(rungs, capfd) -> None:
     assert f"interrupted: 01_baseline.py {flags}\n" in out
     assert f"\n{flags} --resume {runs}/01_baseline-pong-seed0-now\n" in out
     assert "1 of 1 runs are complete" in out
+    assert (*runs.glob("*/commit.txt"),)[0].read_text() == "one, two\n"  # both made it
+
+
+def test_what_cannot_be_resumed_is_run_anew_once(rungs) -> None:
+    """An older version began it: it stays, and is not tried again."""
+    script = "import sys\nfrom pathlib import Path\nrefused = '--resume' in sys.argv\n"
+    script += "parts = () if refused else [*Path(sys.argv[-1]).iterdir()]\n"
+    script += "refused or Path(sys.argv[-1], f'01_baseline-seed0-{len(parts)}').mkdir()\n"
+    script += "sys.exit(2 if refused else 0 if parts else 130)\n"
+    (rungs / "runs").mkdir()
+    (rungs / "01_baseline.py").write_text(script)
+    command = ["ladder", "--rungs", "01", "--seeds", "0", "--run-dir", str(rungs / "runs")]
+    assert [main(command), main(command), main(command)] == [1, 0, 0]
 
 
 def test_a_rung_that_fails_or_lacks_something_is_told_and_the_others_go_on(rungs, capfd) -> None:

@@ -2,9 +2,11 @@
 
 import csv
 import dataclasses
+import os
 import time
 from pathlib import Path
 
+from tensorboard.backend.event_processing import event_accumulator
 from torch.utils.tensorboard import SummaryWriter
 
 from benchmarks.__main__ import main
@@ -15,7 +17,8 @@ from lib.training.hparams import write_settings
 KEPT = Path(__file__).parent.parent / "results/epyc-zen5-2core/solved"
 MACHINE = {"device": "cpu", "gpu": "none", "cpu": "Abacus 3000", "cores": 2, "torch": "2.13.0"}
 SETTINGS = {"cuda": False, "stop_reward": 17.0, "max_frames": 0, "run_dir": "runs", "amp": False}
-TRAINED = {"train/time_passed": [120.0], "train/frames": [12_000.0], "train/avg_fps": [44.0]}
+TRAINED = {"time_passed": (60.0, 120.0), "frames": (6_000.0, 12_000.0), "avg_fps": (30.0, 44.0)}
+TRAINED = {f"train/{name}": values for name, values in TRAINED.items()}
 
 
 def write_run(
@@ -91,11 +94,18 @@ def test_runs_that_did_not_solve_say_how_far_they_came(tmp_path: Path) -> None:
     write_run(tmp_path, "03_parallel", outcome=filled, max_frames=200)  # these FPS are not training
     # Stopped by Ctrl-C: there is an outcome, but it was not to end there.
     write_run(tmp_path, "05_new", outcome={"frames": 99, "seconds": 9, "fps": 11, "solved": 0})
+    # Killed while the buffer filled, and after a game; its avg_reward was there, its trial lost.
+    filling = {"filling/time_passed": [60.0], "filling/frames": [1_000.0]}
+    write_run(tmp_path, "06_filling", scalars=filling)
+    write_run(tmp_path, "06_game", 0, [(300, 20_000, -21.0)], scalars=TRAINED)
+    reached = {"frames": 9_000, "seconds": 180, "reached_frames": 6_000, "reached_minutes": 2}
+    write_run(tmp_path, "06_tried", outcome=reached)
     table, unfinished = table_of(tmp_path), "0 of 1, 1 unfinished"
-    assert column(table, "solved") == ["0 of 1", unfinished, "0 of 1", unfinished]
+    assert column(table, "solved") == ["0 of 1", unfinished, "0 of 1", *[unfinished] * 4]
     # One was to run for so many frames; the others to 17, which they would have reached later.
-    assert column(table, "frames") == ["50,000", "> 12,000", "200", "> 99"]
-    assert column(table, "minutes") == ["20.0", "> 2.0", "0.0", "> 0.1"]
+    frames = "50,000; > 12,000; 200; > 99; > 1,000; > 20,000; > 9,000"
+    assert "; ".join(column(table, "frames")) == frames
+    assert "; ".join(column(table, "minutes")) == "20.0; > 2.0; 0.0; > 0.1; > 1.0; > 5.0; > 3.0"
     assert column(table, "avg_reward")[:3] == ["-19.3", "-21.0", "no game ended"]
     assert column(table, "FPS")[:3] == ["41.5", "44.0", "did not train"]
 
@@ -111,6 +121,9 @@ def test_held_out_runs_that_did_not_solve_it_count_as_the_limit(tmp_path: Path) 
     row, tried = table_of(tmp_path)
     assert (tried["frames"], tried["minutes: trial won"]) == ("6,000", "3.0")
     assert row["seeds"] == "1000-1001, 1003 (held out)"
+    solved_run(tmp_path, "07_speedrun", 0, 4, 2_000, max_frames=2_000_000)
+    again = os.path.relpath(tmp_path), "--out", str(tmp_path)  # each run counts once
+    assert table_of(tmp_path, *again)[0]["seeds"] == "0, 1000-1001, 1003"
     assert (row["solved"], row["frames"]) == ("2 of 3", "480,000 (480,000 to > 2,000,400)")
     assert row["minutes"] == "4.0 (4.0 to > 16.0)"
 
@@ -132,8 +145,8 @@ def test_lines_tell_machines_and_unusual_settings_apart(tmp_path: Path) -> None:
     solved_run(tmp_path, "02", steps=2.0)
     for settings in ({}, {"stack": 4.0}, {"gamma": 0.97}):
         solved_run(tmp_path, "07", **{"stack": 2.0, "gamma": 0.99} | settings)
-    for threads in (1, 2, 2):
-        solved_run(tmp_path, "09", machine=MACHINE | {"threads": threads})
+    for number, threads in enumerate((1, 2, 2)):  # and one that was resumed is as the others
+        solved_run(tmp_path, "09", machine=MACHINE | {"threads": threads}, resume=f"runs/{number}")
     solved_run(tmp_path, "10", machine=MACHINE | {"cpu": "another"})
     table = table_of(tmp_path)
     labels = ["02 (steps 4)", "02 (steps 2)", "07", "07 (stack 4)", "07 (gamma 0.97)"]
@@ -199,11 +212,13 @@ def test_kept_runs_whose_settings_are_among_the_curves_make_the_kept_table(tmp_p
     assert (tmp_path / "table.csv").read_text() == (KEPT / "table.csv").read_text()
 
 
-def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path: Path, capsys) -> None:
+def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path, capsys, monkeypatch) -> None:
     episodes = [(float(n), n * 100, -21.0 + n) for n in range(1, 30)]
     run = write_run(tmp_path, "01_baseline", episodes=episodes)
     file = max(run.iterdir(), key=lambda file: file.stat().st_size)
     file.write_bytes(file.read_bytes()[:-1_000])
+    # TensorBoard keeps 10,000 points of a curve by default, here 5; the others are not lost.
+    monkeypatch.setitem(event_accumulator.DEFAULT_SIZE_GUIDANCE, "scalars", 5)
     record = read_record(run)
     assert record is not None
     assert 0 < len(record.curves.frames) < 29

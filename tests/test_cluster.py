@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -25,7 +26,7 @@ from lib.learning.schedules import LinearSchedule
 from lib.parallel.cluster import Players, learn_from
 from lib.parallel.message_buffer import MessageReplayBuffer
 from lib.parallel.n_step import Message
-from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons
+from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons, player_seed
 from lib.training.handlers import attach_handlers
 from lib.training.machine import prepare_torch
 from lib.training.play import PlayEvents
@@ -194,7 +195,7 @@ def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
 
 def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(tmp_path):
     _, messages = play_messages(messages=5, steps=20)  # of 60 frames each
-    settings = {"frames_per_update": 20, "replay_initial": 70, "batch_size": 4, "max_frames": 240}
+    settings = {"frames_per_update": 40, "replay_initial": 70, "batch_size": 4, "max_frames": 240}
     options = options_of(SCRIPT)(**settings, checkpoint_every=0)
     seen: list[int] = []  # frames counted at each update
     rewards: set[float] = set()  # the number of the game that ended
@@ -209,7 +210,8 @@ def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
         bunches = [messages[:1], [], messages[1:]]
         epsilons = np.tile([0.4, 0.02, 0.03], (8, 1))
         engine.run(learn_from(bunches, buffer, epsilons, engine, run))
-    assert seen == [120] * 3 + [180] * 3
+    assert seen == [120] + [180] * 2  # half an update is due, then two
+    assert engine.state.weights_age == 3 - messages[3].version
     assert engine.state.frames == 240
     assert rewards == {1.0}  # of the game that explores as little as those of other rungs
 
@@ -219,6 +221,20 @@ def test_games_explore_as_in_ape_x():
     expected = [0.4 ** (1 + 7 * i / 7) for i in range(8)]
     assert sorted(epsilons.flatten(), reverse=True) == pytest.approx(expected)
     assert (epsilons.max(axis=1) > 0.1).all()  # of each player
+    assert ape_x_epsilons(1, 1, 0.02).tolist() == [[0.02]]
+
+
+def test_no_player_plays_what_another_one_played(monkeypatch):
+    """Neither that of another run or number, nor that of a part before, nor that it replaces."""
+    context = Mock(was_current_actor_reconstructed=False)
+    monkeypatch.setitem(sys.modules, "ray", Mock(get_runtime_context=lambda: context))
+    numbers = [*product((0, 1), (0, 1), (0, 1_000))]
+    seeds = [player_seed(*number) for number in numbers]
+    assert len({*seeds}) == 8
+    assert seeds == [player_seed(*number) for number in numbers]
+    context.was_current_actor_reconstructed = True
+    replaced = [player_seed(*number) for number in numbers * 2]
+    assert len({*seeds, *replaced}) == 3 * 8
 
 
 def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch, program):

@@ -8,14 +8,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import one_line
+from helpers import listed
 
 from lib import devices
 from lib.devices import choose_precision, compiles, cores, missing_device
 from lib.training import launch as rungs
 from lib.training.flags import parse
-from lib.training.machine import free_cores
+from lib.training.machine import free_cores, prepare_torch
 from lib.training.options import CommonOptions, PlayerOptions, PrecisionOptions, ReplayOptions
-from lib.training.run import describe_device_error
+from lib.training.run import Run, describe_device_error
 
 
 @pytest.fixture
@@ -75,6 +76,17 @@ def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus):
     message = describe_device_error(torch.OutOfMemoryError(error))
     assert message.startswith("CUDA out of memory. Tried to allocate")
     assert message.endswith("--replay-size may fit")
+    assert describe_device_error(RuntimeError("cuDNN error: X\nmore")) == "cuDNN error: X"
+    assert describe_device_error(RuntimeError("a mistake")) is None  # which needs its traceback
+
+
+def test_the_switches_of_torch_are_those_that_were_asked_for(tmp_path):
+    for amp, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        run = Run(CommonOptions(amp=amp), torch.device("cpu"), tmp_path, None, "01")
+        with run.autocast():
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+    prepare_torch(0)
+    assert (torch.full((8,), 2e-38) / 4 == 0).all()  # denormal numbers are slow
 
 
 def test_the_gpu_that_is_asked_for_becomes_the_current_one(monkeypatch, gpus, ends):
@@ -86,11 +98,15 @@ def test_the_gpu_that_is_asked_for_becomes_the_current_one(monkeypatch, gpus, en
     assert current == [0, 0, 1]
 
 
-def test_a_player_acts_where_it_can_reach_the_weights(monkeypatch, gpus):
+def test_a_player_acts_where_it_can_reach_the_weights(monkeypatch, gpus, tmp_path, ends):
     second = parse(PlayerOptions, "", ["--cuda", "--device", "cuda:1"])
     assert (second.training_device, second.player_device) == (torch.device("cuda:1"), "cuda:1")
     apple = parse(PlayerOptions, "", ["--device", "mps"])
     assert (apple.training_device, apple.player_device) == (torch.device("cpu"), "cpu")
+    main = lambda: rungs.launch(Mock(side_effect=KeyboardInterrupt), PlayerOptions, "")  # noqa: E731
+    told = ends(main, "03.py", "--device", "mps", "--run-dir", tmp_path).out
+    for text in (told, listed(*tmp_path.iterdir())["left_out"]):
+        assert "training on the CPU instead" in " ".join(text.split())
     monkeypatch.setattr("sys.platform", "win32")
     windows = parse(PlayerOptions, "", ["--cuda"])
     assert (windows.training_device, windows.player_device) == (torch.device("cuda"), "cpu")

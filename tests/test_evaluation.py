@@ -1,5 +1,6 @@
 """Evaluation on real Pong."""
 
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from helpers import curve, play_episodes
+from helpers import Screen, curve, play_episodes
 from ignite.handlers import TensorboardLogger
 
 import pong_emulator
@@ -49,7 +50,8 @@ def run(tmp_path: Path, console: None) -> Iterator[Run]:
 def test_who_never_moves_loses_every_game(run, monkeypatch, capsys) -> None:
     monkeypatch.setattr(evaluation, "EPISODES", 3)
     monkeypatch.setattr(evaluation, "STICKY_EPISODES", 2)
-    seen = []
+    seen, spy = [], Mock(side_effect=play_games)
+    monkeypatch.setattr(evaluation, "play_games", spy)
 
     def stays(states: torch.Tensor) -> torch.Tensor:
         assert states.shape[1:] == (2, 30, 42)
@@ -60,6 +62,7 @@ def test_who_never_moves_loses_every_game(run, monkeypatch, capsys) -> None:
     assert seen == []  # training has not ended
     run.outcome = {"solved": 1.0}
     evaluation.evaluate(stays, run)
+    assert {call.args[2:4] for call in spy.call_args_list} == {(0.01, PONG.temperature)}
     assert len(seen) < 2_000  # one pass for all games that are still played
     assert (seen[0], seen[-1]) == (3, min(seen))
     out, err = capsys.readouterr()
@@ -97,6 +100,44 @@ def test_games_played_at_once_are_those_played_one_after_the_other(kind, console
         sticky = play(5, sticky=0.25)
         assert sticky != alone[:1]
         assert sticky == play(5, sticky=0.25)
+
+
+class Uneven:
+    """Games of these lengths, which begin again when they end; the n-th has n points."""
+
+    shape = (1, 1, 1, 1)
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths, self.steps = np.array(lengths), np.zeros(len(lengths), int)
+        self.seeds, self.ended = np.arange(len(lengths)), np.zeros(len(lengths), int)
+        self.states = np.zeros((len(lengths), 1, 1, 1), np.uint8)
+
+    def send(self, actions: np.ndarray) -> None:
+        self.steps += 1
+
+    def recv(self) -> Any:
+        over = self.steps == self.lengths
+        self.ended += over
+        played = zip(over, self.ended, self.lengths, strict=True)
+        episodes = [Episode(float(ended), steps) if end else None for end, ended, steps in played]
+        self.steps[over] = 0
+        return SimpleNamespace(episodes=episodes)
+
+
+def test_each_game_counts_once_when_it_ends_and_no_later_one(run, monkeypatch):
+    """In a trial, too, which leaves torch the threads that it had."""
+    sizes = []
+    values = lambda states: sizes.append(len(states)) or torch.zeros(len(states), 2)  # noqa: E731
+    ended = [*play_games(Uneven([3, 1, 2, 3]), values, 0.0)]
+    assert [[i for i, _ in games] for games in ended] == [[], [1], [2], [0, 3]]
+    assert {game.reward for games in ended for _, game in games} == {1.0}
+    assert sizes == [4, 3, 2]
+
+    halves = iter([Uneven([1, 7]), Uneven([3])])
+    monkeypatch.setattr(evaluation, "make_games", lambda *_, **__: next(halves))
+    torch.set_num_threads(3)
+    trial = run_trial(values, Mock(state=SimpleNamespace(frames=0)), run)
+    assert (trial.rewards, torch.get_num_threads()) == ([1.0] * 3, 3)
 
 
 NATURE = DQN((2, 84, 84), 6, channels=(4, 8, 8), hidden=16)
@@ -200,6 +241,7 @@ ALL_BUT_ONE = [20.0] * 63
     [
         ([*ALL_BUT_ONE, -3.0], False, "won 63 of 64 new games, lost one by 3 points; training"),
         ([*ALL_BUT_ONE, 0.0], False, "won 63 of 64 new games, mean 19.7; training goes on"),
+        ([17.0] * 64, True, "won 64 of 64 new games, mean 17.0\n"),
         ([16.0] * 64, False, "won 64 of 64 new games, mean 16.0, below 17; training goes on"),
         ([*ALL_BUT_ONE, 1.0], True, "won 64 of 64 new games, mean 19.7\n"),
     ],
@@ -210,6 +252,18 @@ def test_all_games_must_be_won_with_a_mean_of_stop_reward(rewards, passed, messa
     state = SimpleNamespace(trial=trial)
     Terminal(run).trial_completed(SimpleNamespace(state=state, should_terminate=False))
     assert f"trial: {message}" in capsys.readouterr().out
+
+
+def test_the_bar_follows_the_trial_that_is_played(run, monkeypatch, capsys):
+    monkeypatch.setattr("lib.training.terminal.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("sys.stderr", screen := Screen())
+    terminal, trial = Terminal(run), Trial(64, [20.0] * 15 + [-1.0], 17.0)
+    engine = SimpleNamespace(state=SimpleNamespace(trial=trial), should_terminate=True)
+    for told in (terminal.trial_step, terminal.trial_step, terminal.trial_completed) * 2:
+        told(engine)
+    bars = re.findall(r"trial of 64 new games, step (\d) \|.*?(\d+)%", screen.getvalue())
+    assert [*dict.fromkeys(bars)] == [("1", "25"), ("2", "25")]
+    assert "training goes on" not in capsys.readouterr().out  # it ends
 
 
 def test_training_goes_on_until_a_trial_is_passed(tmp_path, monkeypatch, capsys):

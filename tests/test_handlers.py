@@ -1,8 +1,10 @@
 """The handlers on a scripted stream of episodes, and what TensorBoard gets of it."""
 
+import re
 import signal
 import weakref
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.schedules import LinearSchedule
 from lib.learning.weights import AveragedWeights
 from lib.training import handlers
-from lib.training.evaluation import evaluate
+from lib.training.evaluation import Trial, evaluate
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import ReplayOptions
@@ -82,9 +84,26 @@ def test_curves_of_both_phases(tmp_path):
     for update in range(2, 101):
         average = 0.98 * average + 0.02 * update
     assert curve(tmp_path, "train/avg_loss")[0][1] == pytest.approx(average, rel=1e-4)
-    for tag in ("fps", "avg_fps", "time_passed", "epsilon"):
-        assert [step for step, _ in curve(tmp_path, f"train/{tag}")] == updates
-    assert curve(tmp_path, "train/avg_fps")[-1][1] > 0
+    assert curve(tmp_path, "train/epsilon") == [(update, 0.0) for update in updates]  # by frames
+
+
+@dataclass(frozen=True)
+class Many(ReplayOptions):
+    envs = 512
+
+
+def test_of_many_games_every_second_is_logged_and_trials_are_rarer(tmp_path, capsys):
+    agents = iter([(2.0, -1.0), (1.0, 2.0)])  # what they score
+    trial = lambda agent, engine, run: Trial(2, agent, 1.5)  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handlers, "run_trial", trial)
+        rewards, agent = [20.0] * 140, agents.__next__
+        state, _ = play_episodes(tmp_path, rewards, agent=agent, kind=Many)
+    assert state.frames == 10 * (3 + 128)
+    logged = [*range(2, 131, 2)]
+    assert [game for game, _ in curve(tmp_path, "episodes/reward")] == logged
+    lines = re.findall(r"^episode +(\d+)", capsys.readouterr().out, re.MULTILINE)
+    assert [*map(int, lines)] == logged
 
 
 def test_a_signal_between_a_batch_and_its_update_waits_for_the_update(tmp_path, ends):
@@ -96,7 +115,7 @@ def test_a_signal_between_a_batch_and_its_update_waits_for_the_update(tmp_path, 
 
     on = (Events.ITERATION_STARTED, interrupted)
     state, _ = play_episodes(tmp_path, [0.0] * 10, losses=lambda n: updates.append(n) or 1.0, on=on)
-    assert (state.iteration, updates) == (3, [1, 2, 3])
+    assert (state.iteration, state.frames, updates) == (3, 22, [1, 2, 3])  # nor another frame
 
 
 def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, ends):
@@ -110,6 +129,10 @@ def test_a_second_ctrl_c_keeps_the_outcome_and_gives_the_signals_back(tmp_path, 
     with pytest.raises(KeyboardInterrupt):
         play_episodes(tmp_path, [0.0] * 10, losses=interrupted)
     assert curve(tmp_path, "outcome/frames") == [(0, 26.0)]
+    on = (Events.COMPLETED, lambda: signal.raise_signal(signal.SIGINT))  # when all is saved
+    with pytest.raises(KeyboardInterrupt):
+        play_episodes(tmp_path / "later", [0.0] * 5, max_frames=30, on=on)
+    assert curve(tmp_path / "later", "outcome/frames") == [(0, 30.0)]
     for number, error in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)):
         with pytest.raises(error):
             signal.raise_signal(number)

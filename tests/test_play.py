@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, Ended, one_line
+from helpers import Screen
 from imageio_ffmpeg import count_frames_and_secs
 from PIL import Image
 
+from lib.envs.preprocessing import Preprocessing
 from lib.training.checkpoints import find_checkpoint, read_checkpoint
 from lib.training.evaluation import load_agent, make_games, play_games
 from play import SHIPPED, main
@@ -81,6 +84,22 @@ def test_it_prints_every_score_and_their_mean(trained, play):
     assert games[0] not in sticky
 
 
+def test_the_live_score_of_each_game_begins_at_zero_and_a_full_disk_is_one_line(
+    trained, ends, monkeypatch
+):
+    run = trained("01_baseline").folder
+    main = lambda: runpy.run_module("play", run_name="__main__")  # noqa: E731
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    assert ends(main, "play", run, "--epsilon", 1, "--episodes", 2).code == 0
+    live = screen.getvalue()
+    assert live.index("game   2  score     0") == live.index("game   2")
+    with suppress(OSError), open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        result = ends(main, "play", run, "--epsilon", 1)
+        monkeypatch.undo()
+        assert result.code == "play.py: failed: [Errno 28] No space left on device"
+
+
 @pytest.mark.parametrize("module", ["play", "pong_emulator"])
 def test_it_ends_when_nobody_reads(module, trained, ends, monkeypatch):
     run = trained("01_baseline").folder
@@ -104,8 +123,8 @@ def test_an_exported_agent_plays_the_same_and_is_small(trained, play, tmp_path):
 def test_an_agent_of_another_game(tmp_path, play, program):
     flags = "--env BreakoutNoFrameskip-v4 --any-game --max-frames 60 --envs 2 --rollout 10"
     flags += " --batch-size 4 --schedule-frames 30 --run-dir"
-    result = program("07_speedrun", *flags.split(), tmp_path)
-    assert result.code == 0, result.error
+    learned = program("07_speedrun", *flags.split(), tmp_path)
+    assert learned.code == 0, learned.error
     (run,) = tmp_path.iterdir()
     net = read_checkpoint(find_checkpoint(run, "latest"))["net"]
     # From the 27th frame on the average moves slowly; no share of points says that here.
@@ -113,6 +132,9 @@ def test_an_agent_of_another_game(tmp_path, play, program):
     result = play(run, "--episodes", 1, "--epsilon", 1)
     assert result.code == 0, result.error
     assert score_of(result.out) >= 0
+    _, whole = load_agent(read_checkpoint(find_checkpoint(run)))
+    assert (whole.rows, whole.actions) == (Preprocessing.rows, None)
+    assert "no goal: it trains until" in learned.out
 
 
 @pytest.mark.parametrize("suffix", [".MP4", ".gif"])

@@ -2,7 +2,10 @@
 
 import os
 import signal
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from threading import Event
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -58,23 +61,64 @@ def leave(queue: ExperienceQueue) -> None:
     raise SystemExit(7)
 
 
-def hang(queue: ExperienceQueue) -> None:
+def hang(queue: ExperienceQueue, go: Connection) -> None:
+    go.recv()
     queue.put(step(0))
     Event().wait()
 
 
+def run_ahead(queue: ExperienceQueue, steps: int) -> None:
+    for number in range(steps):
+        queue.put(step(number))
+
+
 @pytest.mark.parametrize(
-    ("player", "timeout", "message"),
+    ("player", "message"),
     [
-        (fail, 60, r"RuntimeError: the emulator is on fire \(test_player"),
-        (leave, 60, "exit code 7"),
-        (hang, 1, "sent nothing for 1 seconds"),
+        (fail, r"RuntimeError: the emulator is on fire \(test_player"),
+        (leave, "exit code 7"),
     ],
 )
-def test_why_a_player_was_lost_is_told_in_one_line(player, timeout, message):
-    options = PlayerOptions(player_timeout=timeout)
-    with pytest.raises(Failure, match=message), Player(player, (), 8, options) as experience:
+def test_why_a_player_was_lost_is_told_in_one_line(player, message):
+    with pytest.raises(Failure, match=message), Player(player, (), 8) as experience:
         assert len([step for steps in experience for step in steps]) == 1
+
+
+def test_a_player_may_start_slowly_but_then_has_a_time_limit(monkeypatch):
+    monkeypatch.setattr("lib.parallel.player.WAIT_SECONDS", 0.01)
+    (go, theirs), arrived = Pipe(), []
+
+    def receive() -> None:
+        with player:
+            for steps in player:
+                arrived.append(len(steps))
+                if len(arrived) == 10:
+                    go.send("go")
+
+    player = Player(hang, (theirs,), 8, PlayerOptions(player_timeout=0.03))
+    with pytest.raises(Failure, match=r"sent nothing for 0\.03 seconds"):
+        receive()
+    begun = arrived.index(1)
+    assert begun >= 10
+    assert arrived[begun + 1 :] == [0] * 3
+    assert player.process.exitcode == -signal.SIGKILL
+
+
+def test_a_player_is_ahead_by_the_bound_and_never_by_more():
+    answers, sent = [2, 1, 3], Mock()
+    pipe = Mock(send=sent, poll=lambda: False, recv=Mock(side_effect=[*answers, EOFError]))
+    with pytest.raises(EOFError):  # it waits for an answer that does not come
+        run_ahead(ExperienceQueue(pipe, 5), 100)
+    assert sent.call_count == 5 + sum(answers)
+    # The trainer answers for all that it took: then the rest fits in without it.
+    with Player(run_ahead, (400,), 8) as player:
+        taken = 0
+        for steps in player:
+            taken += len(steps)
+            if taken >= 400 - 8:
+                break
+        player.process.join(60)
+        assert player.process.exitcode == 0
 
 
 def test_the_player_sees_the_live_weights_and_goes_with_the_trainer():

@@ -14,7 +14,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -27,12 +27,16 @@ import pytest
 import torch
 from conftest import Ended, curves, everything, one_line, read_events
 from filelock import FileLock
-from helpers import listed, stream
+from helpers import Screen, curve, listed, stream
 from ignite.engine import Engine, Events, State
 from torch import nn
 
+from lib.envs.experience import Transitions
+from lib.gpu_checks import fallbacks
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.schedules import LinearSchedule
+from lib.training import handlers
+from lib.training import launch as launching
 from lib.training.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch, open_folder
@@ -60,7 +64,7 @@ def start(tmp_path, ends, monkeypatch) -> Callable[..., Ended]:
     (elsewhere / "runs").touch()
     monkeypatch.chdir(elsewhere)
 
-    def start(*flags, every=lambda engine, run: None, reward=0, spoil=lambda net: None, **more):
+    def start(*flags, every=lambda *_: None, reward=0, spoil=lambda net: None, play=stream, **more):
         def train(options: ReplayOptions, run: Run) -> State:
             net = Net(500, 500)
             spoil(net)
@@ -78,7 +82,7 @@ def start(tmp_path, ends, monkeypatch) -> Callable[..., Ended]:
             learned = {"net": net, "optimizer": optimizer, "buffer": buffer} | more
             attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), learned)
             engine.add_event_handler(Events.ITERATION_COMPLETED(every=5), every, run)
-            games = stream([float(reward + number) for number in range(100)])
+            games = play([float(reward + number) for number in range(100)])
             return engine.run(batch_generator(engine, games, buffer, options.replay_initial, 4))
 
         command = flags if "--resume" in flags else (*FLAGS, "--run-dir", str(place), *flags)
@@ -139,6 +143,31 @@ def test_a_failed_save_leaves_what_it_would_have_replaced(start):
     assert start(*longer).code == 0
 
 
+def test_the_best_checkpoint_is_that_of_the_highest_average_of_all_parts(start):
+    run = start("--max-frames", "75", play=lambda _: stream([0.0, 1.0, 2.0, 9.0] + [-90.0] * 9))
+    again = start("--resume", str(run.folder), "--max-frames", "95", reward=-90)
+    best = read_checkpoint(again.folder / "checkpoints" / "best.pt")
+    assert best["progress"]["episodes"] == 4
+
+
+def test_a_resumed_run_knows_what_it_knew(start):
+    """The random numbers of torch follow, and when avg_reward reached its goal."""
+    drawn: list[float] = []
+
+    def every(engine: Engine, run: Run) -> None:
+        drawn.append(torch.rand(()).item())
+        if engine.state.iteration == 5:
+            engine.state.reached = {"frames": 7, "minutes": 0.5}
+
+    shutil.rmtree(start("--max-frames", "65", every=every).folder)
+    whole = [*drawn]
+    drawn.clear()
+    run = start("--max-frames", "45", every=every)
+    assert start("--resume", str(run.folder), "--max-frames", "65", every=every).code == 0
+    assert drawn == whole
+    assert curve(run.folder, "outcome/reached_frames") == [(0, 7)]
+
+
 class Interrupted(io.BufferedWriter):
     """A file; Ctrl-C arrives when a part of it is written. torch raises RuntimeError over it."""
 
@@ -171,6 +200,19 @@ def test_ctrl_c_while_a_checkpoint_is_written_is_no_full_disk(start, monkeypatch
     assert everything(run.folder / "checkpoints") == before
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_training_ends_the_program_at_once(number, start):
+    run = start(spoil=lambda net: signal.raise_signal(number))
+    assert (run.code, run.error) == (128 + number, "tiny: interrupted\n")
+
+
+def test_a_full_disk_under_what_is_printed_is_a_failure(start, monkeypatch):
+    with suppress(OSError), open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        run = start()
+        assert (run.code, "No space left on device" in one_line(run.error)) == (1, True)
+
+
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_run_ends_as_it_should_when_nobody_reads_what_it_prints(closed, start, monkeypatch):
     """As with ``2>&1 | tee log`` and Ctrl-C, which ends tee, too; and as with ``>&- 2>&-``."""
@@ -200,6 +242,24 @@ def lines_on(terminal: int) -> tuple[list[str], list[str]]:
     return bars, [line.rstrip() for line in shown]
 
 
+@pytest.mark.parametrize(("first", "goal"), [(-1.0, -0.9), (3.0, 3.0)])
+def test_the_bar_follows_what_ends_the_phase_first(first, goal, start, monkeypatch):
+    """The buffer is full, and then: the frame limit, or the goal."""
+    monkeypatch.setattr("lib.training.terminal.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    start("--max-frames", "90", "--stop-reward", str(goal), reward=first)
+    form = r"(filling|training) (\d+) [^|]*?(?:reward (\S+), goal \S+)? *\|[^|]*\|\s*(\d+)%"
+    bars = re.findall(form, screen.getvalue())
+    assert len(bars) >= 30
+    for phase, frames, average, percent in bars:
+        done = int(frames) / (20 if phase == "filling" else 90)
+        assert bool(average) == (phase == "training")
+        if average:
+            way = (float(average) - first) / (goal - first) if first < goal else 1.0
+            done = max(done, way)
+        assert int(percent) == pytest.approx(100 * done, abs=6)
+
+
 def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
     def narrow(engine: Engine, run: Run) -> None:
         print(echoes, end="", flush=True)
@@ -223,6 +283,64 @@ def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
     assert max(map(len, lines)) <= 80
     assert "%" not in "".join(lines)
     assert echoes not in "".join(lines)
+
+
+def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start, monkeypatch):
+    """In each part the n-th frame takes 1 / n seconds, and an update an eighth of a second."""
+    now = 50.0
+
+    def wind(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def play(rewards: list[float]) -> Iterator[list[Transitions]]:
+        for number, steps in enumerate(filter(None, stream(rewards)), start=1):
+            wind(1 / number)
+            yield steps
+
+    def begin(net: Net) -> None:
+        net.register_forward_hook(lambda *_: wind(1 / 8))
+
+    def after(frames: int, updates: int = 0) -> float:
+        return sum(1 / number for number in range(1, frames + 1)) + updates / 8
+
+    def fps(first: tuple[int, ...], last: tuple[int, ...]) -> float:
+        return (last[0] - first[0]) / (after(*last) - after(*first))
+
+    def check(tag: str, expected: dict[int, float]) -> None:
+        assert dict(curve(run.folder, tag)) == pytest.approx(expected, rel=1e-5), tag
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr(handlers, "FILLING_EVERY", 8)
+    monkeypatch.setattr(handlers, "LOG_EVERY", 15)
+    run = start("--max-frames", "65", play=play, spoil=begin)
+    check("filling/time_passed", {8: after(8), 16: after(16)})
+    check("filling/fps", {8: fps((0,), (8,)), 16: fps((8,), (16,))})
+    check("filling/avg_fps", {8: fps((0,), (8,)), 16: fps((0,), (16,))})
+    full, *laps = (20, 0), (34, 15), (49, 30), (64, 45)  # the first update follows frame 20
+    check("train/time_passed", {lap[1]: after(*lap) for lap in laps})
+    check("train/fps", {15: fps(full, laps[0]), 30: fps(*laps[:2]), 45: fps(*laps[1:])})
+    check("train/avg_fps", {lap[1]: fps(full, lap) for lap in laps})
+    games = [after(10 * game, max(0, 10 * game - 20)) for game in range(1, 7)]
+    check("episodes/time_passed", dict(enumerate(games, start=1)))
+    check("outcome/minutes", {0: after(65, 45) / 60})
+    check("outcome/fps", {0: fps(full, (65, 45))})
+    assert f"frame 20: filling ({fps((0,), full):.0f} FPS) made no updates" in run.out
+    told = [f"{fps(full, laps[0]):.0f} FPS", f"{fps(*laps[:2]):.0f} FPS"]
+    told = zip(["filling", "filling", "training", *told], games, strict=False)
+    lines = [f"{pace:>9}  0:00:{int(seconds):02}" for pace, seconds in told]
+    assert re.findall(r"frames +\d+  (.{9}  .{7})\n", run.out)[:5] == lines
+
+    wind(1_000)
+    resumed = ("--resume", str(run.folder), "--max-frames", "0")
+    again = start(*resumed, reward=1_000, play=play, spoil=begin)
+    seconds = after(65, 45) + after(10, 10)
+    assert f"avg_reward 17 after 75 frames and {seconds:.0f} seconds" in again.out
+    assert "training begins at frame 65\n" in again.out
+    assert f"solved in 0:00:{int(seconds)}, after 7 episodes, 75 frames" in again.out
+    check("outcome/seconds", {0: seconds})
+    check("outcome/reached_minutes", {0: seconds / 60})
+    check("outcome/fps", {0: 55 / (seconds - after(20))})
 
 
 def test_fps_are_those_of_training_if_a_resumed_run_ends_before_its_first_update(start):
@@ -258,9 +376,42 @@ def test_a_checkpoint_is_on_the_disk_before_it_replaces_another(tmp_path, monkey
     assert [read_checkpoint(path)["settings"] for path in (file, previous)] == [2, 1]
 
 
+def test_what_a_checkpoint_counts_of_the_curves_is_on_the_disk_before(start, monkeypatch):
+    synced, counted, fsync = {}, [], os.fsync
+
+    def note(descriptor: int) -> None:
+        fsync(descriptor)
+        file = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced[file.name] = os.fstat(descriptor).st_size
+        if file.name == "latest.tmp":
+            progress = read_checkpoint(file)["progress"]
+            assert progress["events"].items() <= synced.items()
+            assert len(curve(file.parent.parent, "episodes/reward")) == progress["episodes"]
+            counted.append(progress["episodes"])
+
+    monkeypatch.setattr(os, "fsync", note)
+    start("--max-frames", "45")
+    assert counted == [2, 3, 4]
+
+
+def test_a_resumed_run_logs_each_point_once_and_adds_nothing_to_a_file_that_lost_its_end(start):
+    run = start("--max-frames", "45")
+    (file,) = run.folder.glob("events.out.tfevents.[1-9]*")
+    resumed = ("--resume", str(run.folder), "--max-frames")
+    for every in ("0", "10"):  # the first part saves nothing
+        assert start(*resumed, "60", "--checkpoint-every", every).code == 0
+        kept = read_checkpoint(run.folder / "checkpoints" / "latest.pt")["progress"]["frames"]
+        assert kept == (60 if int(every) else 45)
+    points = [point[:2] for point in curves(run.folder)]
+    assert len(points) == len({*points})
+    file.write_bytes(shorter := file.read_bytes()[:-100])
+    assert start(*resumed, "70").code == 0
+    assert file.read_bytes() == shorter
+
+
 def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(start):
     run = start("--max-frames", "45")
-    resumed = ("--resume", str(run.folder), "--max-frames", "55")
+    resumed = ("--resume", str(run.folder), "--max-frames", "45")
     contents = {file: file.read_bytes() for file in run.checkpoints()}
     for damaged in (
         lambda content: b"",
@@ -281,7 +432,7 @@ def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(start):
     assert "resumed after 39 frames, 20 updates" in again.out
     assert "previous.pt takes its place" in again.out
     updates = [read_checkpoint(file)["progress"]["iteration"] for file in again.checkpoints()]
-    assert updates == [30, 35, 30]
+    assert updates == [25, 25, 20]  # the damaged one is none of them
 
 
 def test_a_run_that_cannot_be_resumed_keeps_its_curves(start):
@@ -325,9 +476,13 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
     assert "--learning-rate" in refused("--learning-rate", "1e-3")
     assert "has played 45 frames" in refused("--max-frames", "45")
     assert "no checkpoint in a folder" in refused(folder=place)
+    runs = [run.folder, *(Path(f"{run.folder}-{number}") for number in range(2, 8))]
+    for age, other in enumerate(runs):
+        (other / "checkpoints").mkdir(parents=True, exist_ok=True)
+        os.utime(other / "checkpoints", (0, 1_000 - age))
     several = ends(main, "tiny.py", "--resume", place.parent.parent)
     assert (several.code, several.out) == (2, "")
-    assert several.error.splitlines()[1:] == [f"  {run.folder}"]
+    assert several.error.splitlines()[1:] == [f"  {other}" for other in runs[:5]]  # the newest
     agent = kept | {"settings": {"script": "tiny"}}
     changed = copy.deepcopy(kept)
     changed["settings"]["hyperparameters"]["dropout"] = 0.5
@@ -404,6 +559,7 @@ def test_a_run_is_resumed_while_its_buffer_fills(start):
     run = start("--max-frames", "15")
     again = start("--resume", str(run.folder), "--max-frames", "45", reward=7)
     assert again.code == 0, again.error
+    assert "nan" not in run.out  # it has no FPS
     assert "training begins at frame 20: filling (" in again.out
     *_, latest, _ = again.checkpoints()
     kept = read_checkpoint(latest)
@@ -412,10 +568,12 @@ def test_a_run_is_resumed_while_its_buffer_fills(start):
 
 
 def test_hparams_follow_what_changes_when_a_run_is_resumed(start):
-    run = start("--max-frames", "45", "--threads", "3")
+    left_out = lambda net: fallbacks.append("the update: no g++")  # noqa: E731
+    run = start("--max-frames", "45", "--threads", "3", spoil=left_out)
     assert " threads 3," in run.out
     found = listed(run.folder)
     assert (found["script"], found["threads"], found["max_frames"]) == ("tiny", 3, 45)
+    assert (found["left_out"], found["torch"]) == ("the update: no g++", torch.__version__)
     assert start("--resume", str(run.folder), "--max-frames", "60", "--seed", "3").code == 2
     assert listed(run.folder) == found
     assert start("--resume", str(run.folder), "--max-frames", "60").code == 0
@@ -445,6 +603,26 @@ def test_a_file_system_without_locks_is_told_and_used(start, monkeypatch):
     run = start("--max-frames", "45")
     assert (run.code, run.error) == (0, "")
     assert run.out.startswith("this file system has no locks: do not resume a run before it has")
+    refuse.side_effect = OSError(errno.EIO, "Input/output error")
+    again = start("--resume", str(run.folder))
+    assert (again.code, "--resume: [Errno 5]" in one_line(again.error)) == (2, True)
+
+
+def test_only_cores_that_others_use_are_told_and_left_to_them(start, monkeypatch):
+    monkeypatch.setattr(launching, "cores", lambda: 4)
+    for free, most, flags, threads, told in (
+        (4, 4, (), 4, False),
+        (4, 2, (), 2, False),  # OMP_NUM_THREADS
+        (3, 4, (), 3, True),
+        (1, 4, ("--threads", "2"), 2, False),
+    ):
+        monkeypatch.setattr(torch, "get_num_threads", lambda most=most: most)
+        monkeypatch.setattr(launching, "free_cores", lambda free=free: free)
+        monkeypatch.setattr(torch, "set_num_threads", Mock())
+        run = start("--max-frames", "25", *flags)
+        assert torch.set_num_threads.call_args_list[0].args == (threads,)
+        assert (f"{free} of 4 cores free" in run.out) == told
+        shutil.rmtree(run.folder)
 
 
 def test_a_run_leaves_a_notebook_as_it_was(start, monkeypatch):
