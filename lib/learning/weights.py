@@ -87,11 +87,7 @@ class MixedWeights:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Weights]) -> None:
-        """Continue from where ``state_dict`` was taken.
-
-        Raises:
-            RuntimeError: these are the weights of another network, as of ``nn.Module``.
-        """
+        """Continue from where ``state_dict`` was taken; RuntimeError if by another network."""
         for part, tensors in self.state_dict().items():
             expected, given = ({n: t.shape for n, t in w.items()} for w in (tensors, state[part]))
             if given != expected:  # ``copy_`` would repeat a smaller tensor
