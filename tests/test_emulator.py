@@ -8,6 +8,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from itertools import cycle
 from pathlib import Path
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -29,6 +30,7 @@ from gymnasium.error import (
     NoAsyncCallError,
     ResetNeeded,
 )
+from gymnasium.vector import AutoresetMode
 from torch.utils._pytree import tree_leaves
 
 from pong_emulator import EmulatorError, PongVectorEnv, threads, vector_env
@@ -180,12 +182,13 @@ def test_threads_play_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     games.recv()
 
 
-def test_an_error_is_raised_when_nobody_plays_any_more(monkeypatch) -> None:
+@pytest.mark.parametrize("mine", [True, False])
+def test_an_error_in_any_thread_is_raised_when_nobody_plays_any_more(mine, monkeypatch) -> None:
     games, raised, played = envs(), threading.Event(), []
     games.reset()
 
     def step_games(*arguments: object) -> int:
-        if threading.current_thread() is threading.main_thread():
+        if (threading.current_thread() is threading.main_thread()) == mine:
             return 10**6  # changes of a picture, too many
         raised.wait(timeout=0.2)  # it must not come before this thread is done
         played.append(play_share(*arguments))
@@ -199,6 +202,32 @@ def test_an_error_is_raised_when_nobody_plays_any_more(monkeypatch) -> None:
     raised.set()
 
 
+@pytest.mark.parametrize("call", ["step", "copy", "reset"])
+def test_what_follows_an_interruption_waits_for_the_step_that_is_still_played(call, monkeypatch):
+    games, others, goes_on = envs(), envs(threads=1), threading.Event()
+    for each in (games, others):
+        each.reset()
+    others.step(RANDOM[0])
+
+    def step_games(*arguments: object) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            goes_on.wait(timeout=60)
+        return play_share(*arguments)
+
+    play_share, wait = threads.step_games, threads.wait
+    monkeypatch.setattr(threads, "step_games", step_games)
+    monkeypatch.setattr(threads, "wait", Mock(side_effect=[None, KeyboardInterrupt]))
+    with pytest.raises(KeyboardInterrupt):
+        games.step(RANDOM[0])
+    monkeypatch.setattr(threads, "wait", lambda futures: goes_on.set() or wait(futures))
+    if call == "copy":
+        games = deepcopy(games)
+    if call == "reset":
+        assert np.array_equal(games.reset()[0], others.reset()[0])
+    for actions in RANDOM[1:20]:
+        assert all(map(np.array_equal, games.step(actions)[:4], others.step(actions)[:4]))
+
+
 def test_threads_end_with_their_games() -> None:
     before, games = {*threading.enumerate()}, envs(threads=3)
     games.reset()
@@ -206,7 +235,7 @@ def test_threads_end_with_their_games() -> None:
     games.send([0] * 4)
     theirs = {*threading.enumerate()} - before
     games.close()
-    assert len(theirs) == 3
+    assert theirs
     assert not any(thread.is_alive() for thread in theirs)
 
 
@@ -233,6 +262,8 @@ def test_gymnasium_makes_it_and_shows_what_is_played() -> None:
     games = gymnasium.make_vec("pong_emulator/Pong-v0", 2, seed=7, stack=2, render_mode="rgb_array")
     assert games.render_mode in games.metadata["render_modes"]
     assert games.metadata["render_fps"] == 15
+    assert games.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert games.single_action_space.n == 6
     other = envs(2)
     seen, _ = games.reset()
     assert games.observation_space.contains(seen)
