@@ -401,6 +401,7 @@ def test_what_gpus_showed() -> None:
     assert set(rungs) == {"rung", *found}
     for column, records in enumerate((found, first)):
         assert [n for n in records if rungs[n][column] != f"{records[n].fps:,.0f}"] == []
+    seconds = 60 * found["10"].to_bar[1]
     for name in ("08", "10", "10 --envs 4096"):
         (reached, to_17), record = found[name].to_bar, found[name]
         told = (
@@ -408,6 +409,8 @@ def test_what_gpus_showed() -> None:
         )
         assert rungs[name][2].startswith(f"{told} {60 * record.minutes:.0f}"), told
         assert "left_out" not in record.machine
+    told = f"On an H200, `10_thousands_of_games.py --cuda` reached 17 after {seconds:.0f} seconds"
+    assert told in one_line(ROOT / "README.md")
     fps_06, fps_01 = (f"{found[rung].fps:,.0f}" for rung in ("06", "01"))
     told = f"[{fps_06} FPS](docs/gpu.md#what-gpus-showed) with `06`, {fps_01} with `01`"
     assert told in one_line(ROOT / "README.md")

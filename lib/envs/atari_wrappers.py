@@ -245,6 +245,19 @@ class FrameStack(gym.Wrapper):
         return LazyFrames(self._frames), float(reward), terminated, truncated, info
 
 
+class LifeStack(FrameStack):
+    """Repeat the first frame after a lost life, too, within an episode, as vector games do."""
+
+    def step(self, action: Any) -> StepResult:
+        ale = self.unwrapped.ale  # type: ignore[attr-defined]
+        lives = ale.lives()
+        state, reward, terminated, truncated, info = super().step(action)
+        if 0 < ale.lives() < lives:
+            self._frames.extend([self._frames[-1]] * self.stack)
+            state = LazyFrames(self._frames)
+        return state, reward, terminated, truncated, info
+
+
 def make_atari(
     env_id: str, *, noop_max: int = 30, skip: int = 4, max_pool: bool = True, **kwargs: Any
 ) -> gym.Env:

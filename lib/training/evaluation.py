@@ -20,14 +20,7 @@ from gymnasium.wrappers import TransformAction, TransformObservation
 from ignite.engine import Engine
 from tqdm import tqdm
 
-from lib.envs.atari_wrappers import (
-    FrameStack,
-    LazyFrames,
-    StepResult,
-    check_env_id,
-    make_atari,
-    wrap_deepmind,
-)
+from lib.envs.atari_wrappers import LifeStack, check_env_id, make_atari, wrap_deepmind
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import StackedVectorEnv, ale_games, fast_games
@@ -47,19 +40,6 @@ EPSILON = 0.01
 SEED = 1_000_000  # of the first game; all games of training have larger ones
 STICKY_EPISODES = 16  # in ALE: 14 CPU-seconds; 64 would take 50
 STICKY = 0.25  # as in ALE/Pong-v5
-
-
-class LifeStack(FrameStack):
-    """Repeat the first frame after a lost life, too, within an episode: as ``StackedVectorEnv``."""
-
-    def step(self, action: Any) -> StepResult:
-        ale = self.unwrapped.ale  # type: ignore[attr-defined]
-        lives = ale.lives()
-        state, reward, terminated, truncated, info = super().step(action)
-        if 0 < ale.lives() < lives:
-            self._frames.extend([self._frames[-1]] * self.stack)
-            state = LazyFrames(self._frames)
-        return state, reward, terminated, truncated, info
 
 
 def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:

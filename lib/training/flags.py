@@ -21,18 +21,10 @@ GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
 PLACES = ("cuda", "device", "play_device")  # where a run computes; a resumed one may move
 NEAR = 0.84  # alike enough to be a slip: seeds and --seed are, n-steps and --steps are not
 SYNONYMS = {"gpu": "--cuda", "cpu": "--device cpu", "load": "--init-from", "games": "--episodes"}
-for flag, words in {  # of CleanRL, Stable-Baselines3 and its zoo
-    "--envs": "n-envs num-envs",
-    "--env": "env-id env-name gym-id",
-    "--run-dir": "logdir log-dir log-folder tensorboard-log run-name exp-name output-dir",
-    "--max-frames": "total-timesteps n-timesteps",
-    "--replay-size": "buffer-size",
-    "--replay-initial": "learning-starts",
-    "--target-sync": "target-network-frequency target-update-interval",
-    "--epsilon-start": "start-e exploration-initial-eps",
-    "--epsilon-final": "end-e exploration-final-eps",
-}.items():
-    SYNONYMS |= dict.fromkeys(words.split(), flag)
+SYNONYMS |= dict.fromkeys(("n-envs", "num-envs"), "--envs")
+SYNONYMS |= dict.fromkeys(("logdir", "tensorboard-log", "run-name", "exp-name"), "--run-dir")
+SYNONYMS |= {"env-id": "--env", "total-timesteps": "--max-frames", "n-timesteps": "--max-frames"}
+SYNONYMS |= {"buffer-size": "--replay-size", "learning-starts": "--replay-initial"}
 
 
 class FlagParser(OneLineParser):

@@ -11,8 +11,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import timedelta
 from itertools import accumulate, chain, count
@@ -35,42 +35,11 @@ from lib.training.checkpoints import (
     read_latest,
 )
 from lib.training.flags import parse, shortened
-from lib.training.machine import describe_machine, free_cores, prepare_torch
+from lib.training.machine import describe_machine, free_cores, prepare_torch, process_as_before
 from lib.training.options import Options
-from lib.training.run import (
-    WARNINGS,
-    Failure,
-    Run,
-    Terminated,
-    describe_device_error,
-    end_on_signals,
-    set_signals,
-)
+from lib.training.run import Failure, Run, Terminated, describe_device_error, end_on_signals
 
 MOST_LETTERS = 60  # of the settings in the name of a run folder
-
-
-@contextmanager
-def process_as_before() -> Iterator[None]:
-    """Put back signals, hooks and torch's switches at the end: a notebook's process lives on."""
-    numbers = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
-    handlers = {n: handler for n in numbers if (handler := signal.getsignal(n)) is not None}
-    hook, matmul = threading.excepthook, torch.backends.cuda.matmul
-    tf32, threads = matmul.allow_tf32, torch.get_num_threads()
-    flushed = not torch.full((), 1e-39).mul(1)
-    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
-    try:
-        yield
-    finally:
-        set_signals(handlers)
-        threading.excepthook, matmul.allow_tf32 = hook, tf32
-        torch.set_num_threads(threads)
-        torch.set_flush_denormal(flushed)
-        if "torch._dynamo" in sys.modules:  # see ``lib.learning.compiled_update``
-            torch.compiler.set_stance("default")
-        if torch.cuda.is_initialized():
-            with suppress(RuntimeError):  # a GPU that has failed
-                torch.cuda.set_device(gpu)
 
 
 @process_as_before()
@@ -194,11 +163,7 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
 
 
 def open_event_file(folder: Path) -> TensorboardLogger:
-    """A new event file, which TensorBoard reads after those of the run before.
-
-    It reads them in the order of their names, which begin with the time: that of another machine,
-    whose clock was ahead.
-    """
+    """A new event file; TensorBoard reads them by name, which begins with a machine's time."""
     times = [int(file.name.split(".")[3]) for file in folder.glob(EVENT_FILES)]
     with patch("time.time", return_value=max([time.time(), *(last + 1 for last in times)])):
         return TensorboardLogger(folder, flush_secs=5)  # new points are shown within seconds

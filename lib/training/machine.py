@@ -3,8 +3,11 @@
 import ctypes
 import os
 import platform
+import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import psutil
 import torch
 
 from lib.devices import cores
+from lib.training.run import WARNINGS, set_signals
 
 LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
@@ -33,6 +37,29 @@ def prepare_torch(seed: int) -> None:
         # it, inputs are rounded to 10 bits of mantissa, and sums stay float32.
         torch.backends.cuda.matmul.allow_tf32 = True
     keep_freed_memory()
+
+
+@contextmanager
+def process_as_before() -> Iterator[None]:
+    """Put back signals, hooks and torch's switches at the end: a notebook's process lives on."""
+    numbers = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
+    handlers = {n: handler for n in numbers if (handler := signal.getsignal(n)) is not None}
+    hook, matmul = threading.excepthook, torch.backends.cuda.matmul
+    tf32, threads = matmul.allow_tf32, torch.get_num_threads()
+    flushed = not torch.full((), 1e-39).mul(1)
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    try:
+        yield
+    finally:
+        set_signals(handlers)
+        threading.excepthook, matmul.allow_tf32 = hook, tf32
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(flushed)
+        if "torch._dynamo" in sys.modules:  # see ``lib.learning.compiled_update``
+            torch.compiler.set_stance("default")
+        if torch.cuda.is_initialized():
+            with suppress(RuntimeError):  # a GPU that has failed
+                torch.cuda.set_device(gpu)
 
 
 def keep_freed_memory() -> None:

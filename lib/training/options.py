@@ -172,10 +172,8 @@ class ReplayOptions(CommonOptions):
             return f"--replay-size: with these settings the replay buffer needs {least:,} or more"
         if (count := self.samples) > MOST_SAMPLES:
             return f"--batch-size: an update would take {count:,} samples, over {MOST_SAMPLES:,}"
-        return (
-            too_large("replay-size", self.replay_size, self.transition_bytes)
-            or super().validation_error()
-        )
+        message = too_large("replay-size", self.replay_size, self.transition_bytes)
+        return message or super().validation_error()
 
     def _least_replay_size(self) -> int:
         """The capacity with which a buffer has all frames of what arrives between two updates."""

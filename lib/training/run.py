@@ -23,11 +23,8 @@ from lib.training.options import Options
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
 Handler = Callable[[int, Any], Any]  # of a signal
 # A closed terminal, and what batch systems send before they kill; Windows has none of them.
-WARNINGS = [
-    getattr(signal, name)
-    for name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
-    if hasattr(signal, name)
-]
+_names = "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"
+WARNINGS = [getattr(signal, name) for name in _names if hasattr(signal, name)]
 
 
 class Terminated(KeyboardInterrupt):
