@@ -246,7 +246,7 @@ class FrameStack(gym.Wrapper):
 
 
 class LifeStack(FrameStack):
-    """Repeat the first frame after a lost life, too, within an episode, as vector games do."""
+    """Repeat the first frame after a lost life, too, as the vector environments do."""
 
     def step(self, action: Any) -> StepResult:
         ale = self.unwrapped.ale  # type: ignore[attr-defined]

@@ -48,7 +48,6 @@ class ExperienceSource:
         envs: Atari games whose observations are ``LazyFrames``.
         agent: maps the list of current states to their actions.
         seed: seed of the run, see ``lib.seeds``.
-        steps: agent steps of every environment per list.
     """
 
     def __init__(

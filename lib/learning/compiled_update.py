@@ -148,12 +148,10 @@ class CapturedForward:
     """A function of states, for choosing actions; on a GPU, one CUDA graph.
 
     Launching its twenty or so kernels takes the CPU longer than running them takes the GPU. Smaller
-    batches are padded with stale states.
+    batches than ``states_shape`` are padded with stale states.
 
     Args:
         function: maps states, uint8 (n, stack, height, width), to one or more tensors (n, ...).
-        states_shape: shape of the largest input.
-        device: device of the states.
         compiled: compile it on the CPU, for inputs of one shape.
         alone: False if the function becomes part of a larger graph.
     """

@@ -14,7 +14,6 @@ class DQN(nn.Module):
 
     Args:
         input_shape: shape of one observation, (stack, height, width).
-        n_actions: number of discrete actions.
         channels: channels of the three convolutions.
         hidden: units of the hidden layer.
         first_kernel: height and width of the first kernel; its stride is half of that.

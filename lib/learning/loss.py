@@ -16,7 +16,6 @@ def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: flo
     Args:
         q: the online network's values of ``batch.states``, (batch, actions).
         next_q: the target network's values of ``batch.next_states``, (batch, actions).
-        batch: the transitions.
         gamma: discount per agent step.
     """
     best_next = next_q.amax(1).float().masked_fill(batch.terminated, 0.0)

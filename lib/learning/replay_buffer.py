@@ -45,11 +45,9 @@ class ReplayRings:
     Args:
         capacity: transitions to hold.
         n_frames: frames to hold.
-        window: frames per transition, from the oldest one of the state to the newest one of the
-            next state.
+        window: frames per transition, from the state's oldest to the next state's newest.
         observation_shape: shape of the stacked observation.
         device: device of sampled batches.
-        seed: seed of the run.
 
     Attributes:
         added: transitions stored so far, including those dropped since; it never falls.

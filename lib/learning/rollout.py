@@ -26,10 +26,8 @@ class Rollout:
     The finished rollout stays in place, where a compiled or captured update finds it. Checkpoints
     do not store it: a resumed run plays a new one first.
 
-    Args:
-        length: steps of each environment in a rollout.
-        states_shape: (environments, stack, height, width).
-        gamma, q_lambda: as for ``lambda_returns``.
+    ``states_shape`` is (environments, stack, height, width); each environment plays ``length``
+    steps.
     """
 
     def __init__(

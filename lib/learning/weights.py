@@ -17,7 +17,7 @@ BETAS = 0.9, 0.999  # Adam's decay of the first moment (exp_avg) and of the seco
 
 
 class MixedWeights:
-    """Mixed precision: weights in float32 for Adam, and low-precision copies to compute with.
+    """Mixed precision: weights in float32 for Adam, and copies in ``dtype`` to compute with.
 
     ``weights``, ``compute`` and Adam's moments are flat: {"low": float (n,), "float32": float
     (m,)}. ``named`` finds single weights in them.
@@ -26,7 +26,6 @@ class MixedWeights:
 
     Args:
         network: provides the first weights and runs with the copies; its own do not change.
-        dtype: dtype of the copies.
         learning_rate, epsilon: of Adam; a larger epsilon damps steps where gradients are small.
         float32_layers: prefixes of the names whose copies stay in float32.
     """
