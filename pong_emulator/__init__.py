@@ -83,22 +83,22 @@ def PongVectorEnv(  # noqa: N802, used like a class
         seed: game ``i`` gets ``seed + i``; or one seed per game, below 2**31; None: random.
             ``reset`` may change it.
         device: cpu or cuda, where arrays are torch tensors (see ``cuda.py``).
-        threads: CPU threads that play, without the interpreter's lock; 0: one per core. A single
-            one is the caller's own.
+        threads: CPU threads that play, without the interpreter's lock; 0: one per core; 1: the
+            caller's own.
         games_per_warp: games, 1 to 32, that wait for each other's branches on a GPU; 0: as few as
             let all games play at once.
         stack: frames per observation; a new game begins with black ones.
-        frame_skip: emulated frames per frame, for which an action is held.
+        frame_skip: emulated frames per action.
         max_pool: take the maximum of the last two emulated frames in grey, not the last one alone.
-        noop_max: games begin with FIRE and up to ``noop_max`` - 2 emulated frames of doing nothing.
+        noop_max: games begin with FIRE and up to ``noop_max`` - 2 emulated no-op frames.
         reward_clipping: clip rewards to their sign.
         max_num_frames_per_episode: emulated frames after which a game is truncated.
         rows: rows of an observation that are drawn, [first, last); the others stay black.
         render_mode: rgb_array, for which ``render`` returns pictures; or None.
 
     Raises:
-        ValueError: a number is too small, too large or not whole, there are not as many seeds as
-            games, or the device or render mode is unknown.
+        ValueError: a number is out of range or not whole, there are not as many seeds as games, or
+            the device or render mode is unknown.
         EmulatorError: something is missing, see ``missing``.
     """
     if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):

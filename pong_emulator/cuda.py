@@ -2,11 +2,11 @@
 
 A step is two kernels. ``play`` gives every game a thread, which emulates and logs the changes of
 the screen. ``see`` gives every game a block of threads, which share the columns of its pictures,
-and then the pixels of the observation. The numbers of a game lie side by side in memory, as on a
-CPU, so one register is enough to find them all.
+then the pixels of the observation. A game's numbers lie side by side in memory, as on a CPU, so one
+register is enough to find them all.
 
-A reset takes up to 29 emulated frames, and all games would wait for it. But nothing in the emulator
-is random. So the state after each number of emulated frames is computed once, and copied.
+A reset takes up to 29 emulated frames, for which all games would wait. But nothing in the emulator
+is random, so the state after each number of frames is computed once, and copied.
 """
 
 from collections.abc import Callable

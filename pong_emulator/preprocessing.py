@@ -2,12 +2,12 @@
 
 OpenCV's ``INTER_AREA`` averages: a small pixel covers 40/21 columns and 5/2 lines of the picture.
 In units of 1/21 column and 1/2 line, all weights are integers and add up to 200, so integers give
-OpenCV's rounded results. The exception: if the mean lies half way between two greys, OpenCV's
-float32 sum may fall to either side, so ``half_way`` computes the same sum.
+OpenCV's rounded results. Only if the mean lies half way between two greys, OpenCV's float32 sum may
+fall to either side, and ``half_way`` computes the same sum.
 
-Source: Mnih et al., Nature 518 (2015), methods, except for the order: they take the maximum of
-colours, and then make it grey. ALE's vector environment and gymnasium's ``AtariPreprocessing`` take
-the maximum of grey pictures, as is done here. The two differ where edges overlap.
+Source: Mnih et al., Nature 518 (2015), methods, which takes the maximum of colours. Here, as in
+ALE's vector environment and gymnasium's ``AtariPreprocessing``, it is the maximum of greys. The two
+differ where edges overlap.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """The television chip (TIA): registers that say what the beam shows, while it shows it.
 
-There is no picture memory. The beam passes 262 lines of 228 colour clocks, three to a cycle of the
-processor, the last 160 of a line visible, and the program changes the registers just in time. Here
-the changes are only logged, with their clock; ``television.py`` draws pictures from them when
-needed. Collisions of the ball, which the program reads, are computed as the changes come.
+There is no picture memory: the beam passes 262 lines of 228 colour clocks (the last 160 visible),
+three to a cycle of the processor, and the program changes the registers just in time. Changes are
+logged with their clocks; ``television.py`` draws pictures from the log. Collisions of the ball,
+which the program reads, are computed at each change.
 
 Only what Pong uses in its first game is implemented: players of one copy, eight pixels wide and not
 reflected; missiles that stay locked and unseen; no sound.

@@ -1,9 +1,9 @@
 """The translation: from machine code to Python functions that do the same.
 
 ``semantics.py`` has the statements of every instruction; this file puts them together. The cycle
-``t`` is updated only where something looks at the clock. Unused values are not computed, and a
-routine takes and returns only what is used, so most flags vanish. A routine is translated once for
-every depth of the stack at which it is called, so addresses on the stack are constants, too.
+``t`` is updated only where something looks at the clock. Unused values are neither computed, nor
+passed to or from routines, so most flags vanish. A routine is translated once per depth of the
+stack, so addresses on the stack are constants, too.
 
 Where a block leads to one of several places further down, ``at`` says to which.
 """

@@ -79,9 +79,9 @@ def _is_emulated(env_id: str) -> bool:
 class StackedVectorEnv:
     """Several games with the DeepMind preprocessing, and their stacked states.
 
-    A new game begins with its first frame repeated, as in ``FrameStack``, in the step in which the
-    last one ends. A lost life ends the episode, as with ``EpisodicLife``, but the game goes on, and
-    the agent itself must press FIRE if the game waits for it.
+    A new game begins with its first frame repeated, as in ``FrameStack``, in the step that ends the
+    last one. A lost life ends the episode, as with ``EpisodicLife``, but the game goes on, and the
+    agent presses FIRE if the game waits for it.
 
     Args:
         envs: games of ``ale_games`` or ``fast_games``, with one frame per observation.

@@ -89,11 +89,11 @@ def sample_softmax(values: Any, temperature: float, noise: Any = None) -> Any:
     """Sample actions from softmax(values / temperature), int64 (n,); temperature 0: greedy.
 
     Near-ties are broken at random, and clear choices stay. Pong is deterministic: a greedy agent
-    that loses a point may get the same serve again, and lose in the same way until the game is
-    over. The greatest value after adding Gumbel noise is a sample of the softmax.
+    that loses a point may get the same serve again, and lose every point in the same way. The
+    greatest value after adding Gumbel noise is a sample of the softmax.
 
     Args:
-        values: action values, float32 (n, actions), torch or NumPy.
+        values: float32 (n, actions), torch or NumPy.
         temperature: about a tenth of the usual gap between the best two values.
         noise: Gumbel noise, (n, actions); None: torch draws it.
     """

@@ -87,7 +87,7 @@ class DuelingDQN(DQN):
     Wang et al., arXiv:1511.06581, for the dueling heads: the value of a state and the advantages of
     its actions, so that learning about one action helps all.
 
-    Its input has half the resolution. So its first kernel covers 8x8 of the 84x84 pixels in strides
+    Its input has half the resolution, so its first kernel covers 8x8 of the 84x84 pixels in strides
     of 4, like DQN's, with a quarter of the weights and operations.
     """
 
