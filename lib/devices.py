@@ -1,4 +1,4 @@
-"""What a device can do: from its features, not from timing, so a seed always gives the same run."""
+"""Features of a device. Features decide, not timings, so a seed always gives the same run."""
 
 import os
 import re
@@ -14,10 +14,10 @@ from lib.printing import plural
 
 Device = torch.device | str
 
-# Instructions that multiply bfloat16 numbers, as torch names them: on x86, and on ARM.
+# torch's names of the instructions that multiply bfloat16 numbers, on x86 and on ARM.
 BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 CONTAINER = Path("/sys/fs/cgroup")  # Linux: the limits of a container
-ADVICE = {  # to torch's errors
+ADVICE = {  # appended to torch's errors
     "not compiled with CUDA": "; install a torch for CUDA, see pytorch.org/get-started",
     "no kernel image": "; install a torch for this GPU, see pytorch.org/get-started",
     "out of memory": "; other programs fill its memory, nvidia-smi lists them",
@@ -25,7 +25,7 @@ ADVICE = {  # to torch's errors
 
 
 def cores() -> int:
-    """Number of processors that this process may use, and its container may keep busy."""
+    """Return the number of CPUs that this process may use, within its container's limit."""
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
         count = len(os.sched_getaffinity(0))
@@ -38,7 +38,7 @@ def cores() -> int:
 
 
 def memory() -> int:
-    """Bytes of memory that this machine has, or of its container if that has fewer."""
+    """Return the bytes of memory of this machine, or of its container if that has less."""
     total: int = psutil.virtual_memory().total
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup v2, v1
         with suppress(OSError, ValueError):
@@ -47,16 +47,12 @@ def memory() -> int:
 
 
 def playing_threads(games: int) -> int:
-    """Number of threads for so many games of ours; more would wait longer than they play."""
+    """Return the number of threads for our emulator; more would wait longer than they play."""
     return min(cores(), 4, 1 + games // 16)
 
 
 def missing_device(name: str) -> str | None:
-    """Why torch cannot use this device, in one line; None if it can.
-
-    Args:
-        name: cpu, cuda, cuda:1 or mps.
-    """
+    """Return in one line why torch cannot use a device (cpu, cuda, cuda:1, mps), or None."""
     if not re.fullmatch("cpu|mps|cuda(:(0|[1-9][0-9]?))?", name):
         return f"{name!r} is not cpu, cuda, cuda:1 (the second GPU) or mps (Apple's)"
     if (device := torch.device(name)).type == "cpu":
@@ -65,9 +61,9 @@ def missing_device(name: str) -> str | None:
     if device.type == "mps":
         found = torch.backends.mps.is_available()
         return None if found else refused + "it finds none on this machine"
-    # Nobody keeps a list of GPUs: torch is asked, and then the GPU adds two numbers.
+    # There is no list of usable GPUs, so ask torch, then let the GPU add two numbers.
     try:
-        with warnings.catch_warnings(action="ignore"):  # of what is told below, over many lines
+        with warnings.catch_warnings(action="ignore"):  # the returned line says it
             torch.cuda.init()
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
@@ -80,26 +76,26 @@ def missing_device(name: str) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The line of an error's message that says what is wrong, or the error's kind."""
+    """Return the line of an error's message that says what is wrong, or the error's type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if "raised:" not in line]  # torch's compiler begins with it
     return next((line for line in lines if "error: " in line), (*lines, type(error).__name__)[0])
 
 
 def shares_memory(device: torch.device) -> bool:
-    """Whether two processes can share weights there; Windows has no CUDA IPC, mps nothing alike."""
+    """Return whether processes can share weights there. Windows and mps have no CUDA IPC."""
     return device.type == "cpu" or (device.type == "cuda" and sys.platform != "win32")
 
 
 def compiles(device: torch.device) -> bool:
-    """Whether to try ``torch.compile`` there; for Apple's GPUs it is experimental."""
+    """Return whether to try ``torch.compile``, which is experimental for Apple's GPUs."""
     return device.type != "mps"
 
 
 def choose_precision(device: torch.device) -> str:
-    """The precision that ``auto`` stands for: bfloat16 if there are units for it, else float32.
+    """Choose bfloat16 if the device has units for it, otherwise float32.
 
-    NVIDIA GPUs have them from compute capability 8.0 (Ampere) on. A CPU also needs oneDNN, which
+    NVIDIA GPUs have them from compute capability 8.0 (Ampere) on. CPUs also need oneDNN, which
     torch for Apple's processors does not include.
     """
     has_units = False

@@ -1,9 +1,9 @@
-"""Fall back to eager code where an optimisation fails.
+"""Fall back to eager code where an optimisation fails, because most GPUs are untested.
 
-Nobody has tried most GPUs. So each optimisation is tried once, before it is used: torch.compile,
-CUDA graphs, games on the GPU, and CUDA IPC (memory of the GPU in two processes). If it raises, or
-its games are not those of the CPU, the run goes on without. One line says so, and TensorBoard's
-HPARAMS tab has that line as "left_out".
+A run tries each optimisation once before using it: torch.compile, CUDA graphs, games on the GPU,
+and CUDA IPC (GPU memory shared by two processes). If one raises, or its games differ from the
+CPU's, the run continues without it. It prints one line, which is also "left_out" in TensorBoard's
+HPARAMS tab.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from lib.printing import print_line
 
 Version = TypeVar("Version")
 
-fallbacks: list[str] = []  # by this process, which is one run
+fallbacks: list[str] = []  # one process is one run
 
 
 def try_optimised(part: str, eager: Version, make: Callable[[], Version]) -> Version:
-    """What ``make`` makes and tries, if it works here; else the eager version, and a line."""
+    """Return what ``make`` builds; if it fails, print one line and return ``eager``."""
     try:
         return make()
-    except Exception as error:  # whatever it is: eager code works
+    except Exception as error:  # whatever failed, eager code works
         kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
         fallbacks.append(f"{part}: {kind}{first_line(error)[:300]}")
         print_line(f"left out: {fallbacks[-1]}")

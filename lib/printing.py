@@ -1,4 +1,4 @@
-"""What a run prints: lines above a live bar, and the elapsed time."""
+"""Terminal output: lines above a live bar, and the elapsed time."""
 
 import errno
 import os
@@ -12,41 +12,40 @@ from tqdm import tqdm
 
 
 def open_streams() -> None:
-    """Let printing never fail: what a closed stream gets goes nowhere, foreign letters escaped."""
+    """Make printing never fail: discard text for a closed stream, escape foreign letters."""
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115, as long as this runs
-        if hasattr(stream, "reconfigure"):  # that of a notebook has not
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115, open until exit
+        if hasattr(stream, "reconfigure"):  # a notebook's stream has none
             stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, stream)
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun: 1 frame, 2 frames."""
+    """Return a count with its noun: 1 frame, 2 frames."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def print_line(line: str, file: TextIO | None = None) -> None:
-    """Print a line above the live bar; if nobody reads any more, the run goes on without it."""
+    """Print a line above the live bar; if the pipe or terminal is closed, the run goes on."""
     file = file or sys.stdout
     try:
         tqdm.write(line, file=file)
-        file.flush()  # so a log file or a pipe shows it at once, too
+        file.flush()  # so that log files and pipes show it at once, too
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
-        # The pipe or the terminal is gone. What is left to write, at the end of Python, too, goes
-        # nowhere then.
+        # The pipe or terminal is gone: discard everything, also what Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 @contextmanager
 def show_elapsed(line: str) -> Iterator[None]:
-    """Print what takes long; a terminal also shows the elapsed time until it is done."""
+    """Announce slow work; a terminal also shows the elapsed time until it is done."""
     print_line(line)
     done = threading.Event()
-    # The cursor waits at the beginning, so that a ^C of Ctrl-C is cleared as well.
+    # The cursor waits at the beginning of the line, so clearing also removes a ^C.
     layout = "{elapsed} (a minute or two the first time, then seconds)\r"
-    within = bool(tqdm._instances)  # another clock, which tells the same
+    within = bool(tqdm._instances)  # another clock runs already
     with tqdm(bar_format=layout, leave=False, disable=within or None) as clock:
 
         def tick() -> None:

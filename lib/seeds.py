@@ -1,27 +1,27 @@
-"""The random numbers of a run, in streams that share nothing: with each other, and between seeds.
+"""The random streams of a run. No two share numbers, within a run or between seeds.
 
-Neighbouring seeds, as of repeated runs, would share most of their games if game ``i`` had
-``seed + i``. torch's generator is of another kind, see ``lib.training.machine``.
+If game ``i`` had ``seed + i``, runs with neighbouring seeds would share most of their games. torch
+has a generator of its own, see ``lib.training.machine``.
 """
 
 import numpy as np
 
-ACTIONS, REPLAY, GAMES, TRIAL, PLAYERS, RESUMED = range(1, 7)  # what a stream is for
+ACTIONS, REPLAY, GAMES, TRIAL, PLAYERS, RESUMED = range(1, 7)  # purposes of streams
 
 
 def stream(seed: int, purpose: int, *numbers: int) -> np.random.Generator:
-    """The stream for a purpose; numbers tell several for the same purpose apart."""
+    """Return the stream for a purpose; numbers tell streams of the same purpose apart."""
     return np.random.default_rng((seed, purpose, *numbers))
 
 
 def resumed_seed(seed: int, frames: int) -> int:
-    """The seed of games and actions after so many frames: new ones whenever a run is resumed."""
+    """Return the seed of games and actions, which changes when a run is resumed."""
     return int(stream(seed, RESUMED, frames).integers(2**62)) if frames else seed
 
 
 def game_seeds(seed: int, count: int, purpose: int = GAMES, *numbers: int) -> np.ndarray:
-    """Seeds of games, int64 (count,), in [2**30, 2**31).
+    """Draw seeds of games, int64 (count,), from [2**30, 2**31).
 
-    ALE takes 31-bit seeds, and those of ``lib.training.evaluation`` are below 2**30.
+    ALE takes 31-bit seeds, and ``lib.training.evaluation`` uses those below 2**30.
     """
     return stream(seed, purpose, *numbers).integers(2**30, 2**31, size=count)

@@ -1,38 +1,38 @@
-"""Asynchronous copies: arrays to the training device, and numbers from it.
+"""Asynchronous copies to and from the training device.
 
-A copy from ordinary memory to the GPU first waits until the GPU has finished all earlier work. From
-pinned memory (which the system never moves) the GPU reads the data when it is ready, and the CPU
-continues. torch owns this memory, and gives it to nobody else before the copy is done.
+A copy from ordinary memory to the GPU first waits for all earlier work of the GPU. From pinned
+memory (which the system never moves) the GPU reads the data when it is ready, and the CPU
+continues. torch owns this memory and does not reuse it before the copy is done.
 """
 
 import numpy as np
 import torch
 
-ASYNCHRONOUS = ("cuda",)  # kinds of devices that work through their own queue
+ASYNCHRONOUS = ("cuda",)  # device types with their own queue of work
 
 
 def is_asynchronous(device: torch.device) -> bool:
-    """Whether the CPU continues while this device copies and computes."""
+    """Return whether the CPU continues while this device copies and computes."""
     return device.type in ASYNCHRONOUS
 
 
 def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
-    """The arrays as tensors on the device; on the CPU they share their memory."""
+    """Return the arrays as tensors on the device; on the CPU they share memory."""
     pinned, tensors = is_asynchronous(device), map(torch.from_numpy, arrays)
     return [(t.pin_memory() if pinned else t).to(device, non_blocking=pinned) for t in tensors]
 
 
 def gather(device: torch.device, *tables: tuple[torch.Tensor, np.ndarray]) -> list[torch.Tensor]:
-    """Rows of tables as tensors on the device, gathered directly into memory that the GPU reads.
+    """Gather rows of CPU tables into tensors on the device, for a GPU through pinned memory.
 
-    A table on the CPU comes with the numbers of its rows, int64 of any shape; all must exist.
+    Each table comes with row numbers, int64 of any shape; all rows must exist.
     """
     pinned, sent = is_asynchronous(device), []
     for table, numbers in tables:
         shape = (*numbers.shape, *table.shape[1:])
         place = torch.empty(shape, dtype=table.dtype, pin_memory=pinned)
         # NumPy has copied a few hundred frames before torch has woken up its threads. In any
-        # other mode NumPy would copy twice, first into memory of its own.
+        # other mode, NumPy would copy twice.
         np.take(table.numpy(), numbers, axis=0, out=place.numpy(), mode="clip")
         sent.append(place.to(device, non_blocking=pinned))
     return sent
@@ -40,12 +40,12 @@ def gather(device: torch.device, *tables: tuple[torch.Tensor, np.ndarray]) -> li
 
 @torch.library.custom_op("pong::take_rows", mutates_args=())
 def take_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """``table[numbers]``, which the compiler must not fuse with what follows.
+    """Return ``table[numbers]``, and keep the compiler from fusing it with what follows.
 
-    The fused loop would compute the address of every pixel, once per use: an update of 256 states
-    took 61 ms instead of 48 on two cores.
+    A fused loop computes the address of every pixel once per use: an update of 256 states took 61
+    ms instead of 48 on two cores.
     """
-    # A tenth of the time of table[numbers]: it copies whole rows.
+    # Copying whole rows takes a tenth of the time of table[numbers].
     return table.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
 
 
@@ -55,7 +55,7 @@ def _shape_of_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 class Download:
-    """An asynchronous copy of a tensor, as it is now, to the CPU; to read it is to wait."""
+    """An asynchronous copy to the CPU of a tensor's present values; ``read`` waits for it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         pinned = is_asynchronous(tensor.device)
@@ -66,7 +66,7 @@ class Download:
             self._arrived.record()
 
     def read(self) -> np.ndarray:
-        """The numbers, as they were when this was made."""
+        """Return the values that the tensor had when this object was made."""
         if self._arrived:
             self._arrived.synchronize()
         return self._place.numpy()

@@ -1,8 +1,7 @@
-"""An Atari 2600 as Pong needs it, in Python that is compiled: ``PongVectorEnv``.
+"""Atari 2600 Pong in compiled Python: ``PongVectorEnv``.
 
-The emulator is translated when somebody first makes games, and compiled when they first begin.
-After an import ``missing`` tells what the emulator lacks. ``gymnasium.make_vec`` makes the games,
-too; their name there is that of this package and ``/Pong-v0``.
+The first games translate and compile the emulator. ``missing`` tells what it lacks on this machine.
+``gymnasium.make_vec`` makes the games, too, by the name of this package and ``/Pong-v0``.
 """
 
 import re
@@ -29,11 +28,7 @@ __all__ = ["EmulatorError", "PongVectorEnv", "missing", "prepare", "preparing"]
 
 
 def missing(device: str = "cpu") -> str | None:
-    """What the emulator needs and this machine has not, in one line; None if all is there.
-
-    Args:
-        device: cpu, or cuda to play on a GPU.
-    """
+    """Return in one line what this machine lacks to play on a device (cpu, cuda), or None."""
     try:
         import_module("numba")
     except ImportError as error:  # not installed, or not for this NumPy
@@ -57,7 +52,7 @@ def missing(device: str = "cpu") -> str | None:
     return None
 
 
-def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lock was
+def PongVectorEnv(  # noqa: N802, used like a class
     num_envs: int,
     *,
     seed: "int | Sequence[int] | np.ndarray | None" = None,
@@ -73,10 +68,10 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
     rows: tuple[int, int] = (0, 84),
     render_mode: str | None = None,
 ) -> "BasePongVectorEnv":
-    """Games of Pong, emulated in compiled Python, and preprocessed as DeepMind did.
+    """Make games of Pong, emulated in compiled Python and preprocessed as DeepMind did.
 
     The same seeds and actions give the same games as ``ale_py.AtariVectorEnv("pong", ...)`` with
-    ``AutoresetMode.SAME_STEP``, pixel for pixel. What ends is followed by the next game in the same
+    ``AutoresetMode.SAME_STEP``, pixel for pixel. When a game ends, the next one begins in the same
     step; ``info["final_obs"]`` then has the last observations.
 
         envs = PongVectorEnv(32, seed=0)
@@ -84,28 +79,26 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
         observations, rewards, terminated, truncated, info = envs.step(actions)
 
     Args:
-        num_envs: games played at once.
-        seed: game ``i`` is seeded with ``seed + i``, or a seed for each, below 2**31; None for
-            chance. ``reset`` may change it.
-        device: cpu; or cuda, then arrays are torch tensors there (see ``cuda.py``).
-        threads: of the CPU that play, outside of the interpreter's lock; 0 for one per core. A
-            single one is the caller's own.
-        games_per_warp: of a GPU: so many games, 1 to 32, wait for each other's branches; 0 for as
-            few as let all games play at once.
-        stack: frames of an observation; a new game begins with black ones.
-        frame_skip: emulated frames of a frame: how long an action is held.
-        max_pool: see the maximum of the last two emulated frames in grey, not the last one alone.
-        noop_max: games begin with FIRE and up to so many emulated frames, less two, of doing
-            nothing.
-        reward_clipping: rewards as their sign.
-        max_num_frames_per_episode: emulated frames after which a game is cut short.
-        rows: of an observation, those that are drawn, from one to before the other; the others
-            stay black.
-        render_mode: rgb_array, then ``render`` returns pictures; or None.
+        num_envs: number of games.
+        seed: game ``i`` gets ``seed + i``; or one seed per game, below 2**31; None: random.
+            ``reset`` may change it.
+        device: cpu or cuda, where arrays are torch tensors (see ``cuda.py``).
+        threads: CPU threads that play, without the interpreter's lock; 0: one per core; 1: the
+            caller's own.
+        games_per_warp: games, 1 to 32, that wait for each other's branches on a GPU; 0: as few as
+            let all games play at once.
+        stack: frames per observation; a new game begins with black ones.
+        frame_skip: emulated frames per action.
+        max_pool: take the maximum of the last two emulated frames in grey, not the last one alone.
+        noop_max: games begin with FIRE and up to ``noop_max`` - 2 emulated no-op frames.
+        reward_clipping: clip rewards to their sign.
+        max_num_frames_per_episode: emulated frames after which a game is truncated.
+        rows: rows of an observation that are drawn, [first, last); the others stay black.
+        render_mode: rgb_array, for which ``render`` returns pictures; or None.
 
     Raises:
-        ValueError: a number is too small, too large or not whole, there are not as many seeds as
-            games, or there is no such device or render mode.
+        ValueError: a number is out of range or not whole, there are not as many seeds as games, or
+            the device or render mode is unknown.
         EmulatorError: something is missing, see ``missing``.
     """
     if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
@@ -119,7 +112,7 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
         rows, render_mode,
     )  # fmt: skip
     if str(device).startswith("cuda"):
-        from .cuda import CudaPongVectorEnv  # torch and CUDA are wanted there alone
+        from .cuda import CudaPongVectorEnv  # imports torch and CUDA
 
         return CudaPongVectorEnv(num_envs, settings, seed, device, games_per_warp)
     from .threads import ThreadedPongVectorEnv
@@ -128,10 +121,9 @@ def PongVectorEnv(  # noqa: N802, a class for those who call it, as threading.Lo
 
 
 def prepare(device: str = "cpu") -> None:
-    """Compile the emulator now, or load what was compiled, so that no games wait for it.
+    """Compile the emulator now, or load it from the cache, so that no games wait for it.
 
-    Args:
-        device: cpu, or that of a GPU, for its kernels alone: its games need the CPU's part, too.
+    For a GPU, compile only the kernels; its games need the CPU's part, too.
 
     Raises:
         EmulatorError: something is missing, see ``missing``.
@@ -150,7 +142,7 @@ def prepare(device: str = "cpu") -> None:
 
 
 def _prepared(device: str) -> Path:
-    """The file that says that everything is compiled for this device, or for GPUs of its kind."""
+    """Return the file that marks a device, or GPUs of its kind, as completely compiled."""
     from .compiling import folder
 
     if device.startswith("cuda"):
@@ -161,11 +153,11 @@ def _prepared(device: str) -> Path:
 
 @contextmanager
 def preparing(device: Any = "cpu") -> Iterator[None]:
-    """``prepare`` in other processes, while the ``with`` lasts; it ends when all are done.
+    """Run ``prepare`` in other processes during the ``with`` block, and wait for them at its end.
 
-    One is for the CPU, and one for a GPU, if that is the device, and can play. If everything was
-    compiled before, nothing is done. If a process fails, the first games compile, and raise what is
-    wrong. No signal to this process or its group reaches them.
+    One compiles for the CPU, and one for the GPU, if that is the device and can play. They skip
+    what is cached. If one fails, the first games compile, and raise the error. Signals to this
+    process or its group do not reach them.
 
     Raises:
         EmulatorError: something is missing on the CPU, see ``missing``.
@@ -177,7 +169,7 @@ def preparing(device: Any = "cpu") -> Iterator[None]:
     devices = ["cpu"]
     if str(device).startswith("cuda") and not missing(str(device)):
         devices.append(str(device))
-    # Into this process's folder: where nothing can be kept, they would have their own.
+    # Use this process's folder: without a lasting cache, each would have its own.
     program = (
         f"import pathlib, {__name__} as p, {__name__}.compiling as c; "
         f"c.folder = lambda: pathlib.Path({str(folder())!r}); p.prepare"
@@ -203,7 +195,7 @@ _id = f"{__name__.rpartition('.')[2]}/Pong-v0"  # gymnasium's names have no dots
 
 
 def _single_game(**_: Any) -> NoReturn:
-    """Say in place of ``gymnasium.make`` what makes these games."""
+    """Refuse ``gymnasium.make``, and name the call that makes these games."""
     call = f"gymnasium.make_vec({_id!r}, num_envs=1)"
     raise gymnasium.error.Error(f"this is a vector environment, which {call} makes")
 

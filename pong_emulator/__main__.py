@@ -9,4 +9,4 @@ try:
     print(source(), flush=True)
 except BrokenPipeError:  # nobody reads any more, as after `| head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(141)  # as the shell counts it: 128 and the number of the signal
+    sys.exit(141)  # the shell's code for SIGPIPE: 128 + 13

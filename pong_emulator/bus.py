@@ -1,4 +1,4 @@
-"""Reading from an address that only the running program knows."""
+"""Reads from addresses that only the running program knows."""
 
 import numpy as np
 
@@ -13,15 +13,15 @@ ROM = np.frombuffer(read_rom(), np.uint8).astype(np.int32)
 def rom(address):
     """Read the cartridge.
 
-    In compiled code every function has a copy of the constants that it names, and on a GPU there is
-    room for 64 KB of them: so no other function names ROM.
+    Compiled functions have copies of the constants that they name, and a GPU has room for 64 KB of
+    them. So no other function names ROM.
     """
     return ROM[address & 0x7FF]
 
 
 @compiled
 def load(s, g, t, address, bus):
-    """Read RAM, or the television chip, whose low bits are what was on the bus before."""
+    """Read RAM, or the television chip, which leaves the previous low bits on the bus."""
     if address & 0x80:
         return s[address & 0x7F, g]
     return read(s, g, t, address & 0x0F) | bus & 0x3F

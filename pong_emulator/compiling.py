@@ -1,7 +1,7 @@
-"""How the functions of the emulator are compiled, and where the result is kept.
+"""Compilation of the emulator's functions, and its cache.
 
-It is kept in a folder that is named by a hash of this package, beside the translation: Numba looks
-at the file of a function alone, and would not notice that one it calls has changed.
+The cache folder is named by a hash of this package, and holds the translation, too. Numba looks
+only at a function's own file, and would not notice that a function it calls has changed.
 """
 
 import atexit
@@ -21,19 +21,19 @@ import numba
 from llvmlite.binding import get_host_cpu_name
 from numba import types
 
-# Without `_nrt=False` Numba counts the references to every array that it hands on, which took 87 %
-# of the time. `nogil` lets threads play at once. As in C, nobody looks for a division by zero.
+# Without `_nrt=False` Numba counts the references to every array that it passes on, which took 87 %
+# of the time. `nogil` lets threads play at once. As in C, division by zero is not checked.
 OPTIONS: dict[str, Any] = {"_nrt": False, "nogil": True, "error_model": "numpy"}
-KEPT = 24 * 3600  # seconds that what was compiled of another version is kept
+KEPT = 24 * 3600  # seconds for which other versions' folders are kept
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function when a compiled one calls it; every number it is given is an int64.
+    """Compile a function, with int64 for all integers, when a compiled one first calls it.
 
-    On a GPU, whose registers have 32 bits, it is an int32: see ``cuda.py``. By itself Numba
-    compiles it anew for every constant, and for int32 and int64: `write` 24 times.
+    A GPU, whose registers have 32 bits, gets int32: see ``cuda.py``. By default, Numba compiles a
+    function for every constant and integer type: `write` 24 times.
     """
-    if numba.config.DISABLE_JIT:  # Numba's own switch, to look at functions in Python
+    if numba.config.DISABLE_JIT:  # Numba's own switch, to debug functions in Python
         return function
     dispatcher = numba.njit(**OPTIONS)(function)
     compile_for = dispatcher.compile
@@ -46,19 +46,19 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def argument_types(arguments: Iterable[types.Type], number: types.Type) -> tuple[types.Type, ...]:
-    """The types that a function is compiled for: all its whole numbers are of this one."""
+    """Return the types to compile a function for, with ``number`` for integers and bools."""
     kinds = map(types.unliteral, arguments)
     whole = types.Integer | types.Boolean
     return tuple(number if isinstance(kind, whole) else kind for kind in kinds)
 
 
 def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function that Python calls, and keep it for the next start."""
+    """Compile a function that Python calls, and cache it for the next start."""
     return kept(numba.njit(cache=True, **OPTIONS), function)
 
 
 def kept(compiler: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a compiler of Numba's keep what it makes of a function in ``folder``."""
+    """Compile a function with a compiler of Numba's, and cache the result in ``folder``."""
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder())
     try:
         return compiler(function)
@@ -68,17 +68,13 @@ def kept(compiler: Callable[..., Any], function: Callable[..., Any]) -> Callable
 
 @cache
 def folder() -> Path:
-    """Where the translation lies, and what was compiled."""
+    """Return the folder that caches the translation and the compiled functions."""
     return kept_in(Path(__file__).parent)
 
 
 def kept_in(package: Path) -> Path:
-    """Where to keep what is compiled of a package: beside it, at home, or until this process ends.
-
-    Args:
-        package: the folder of its files. Beside it is its ``__pycache__``, if it can be written.
-    """
-    # What the translation imports, and what Numba compiles anew for: another place, processor, ...
+    """Return a package's cache folder: in its ``__pycache__``, at home, or a temporary one."""
+    # Everything that makes another translation or compilation necessary.
     text = f"{__package__} {package.absolute()} {get_host_cpu_name()} "
     text += f"{numba.__version__} {sys.implementation.cache_tag}"
     digest = hashlib.sha256(text.encode())
@@ -86,7 +82,7 @@ def kept_in(package: Path) -> Path:
         digest.update(file.read_bytes())
     name = "pong-" + digest.hexdigest()[:16]
     for parent in (package / "__pycache__", Path("~/.cache/pong-emulator")):
-        with suppress(OSError, RuntimeError):  # RuntimeError: nobody knows where home is
+        with suppress(OSError, RuntimeError):  # RuntimeError: home is unknown
             return _made(parent.expanduser(), name)
     parent = Path(tempfile.mkdtemp(prefix="pong-emulator-"))  # nothing will be kept
     atexit.register(shutil.rmtree, parent, ignore_errors=True)
@@ -94,7 +90,7 @@ def kept_in(package: Path) -> Path:
 
 
 def _made(parent: Path, name: str) -> Path:
-    """A folder; those of former versions go, unless they are so new that somebody may use them."""
+    """Make a folder, and delete those of former versions unless they may still be in use."""
     made = parent / name
     if not made.is_dir():
         made.mkdir(parents=True, exist_ok=True)

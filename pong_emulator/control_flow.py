@@ -1,9 +1,9 @@
 """The program's control flow: from jumps to blocks, and from blocks to if and while.
 
-A machine program knows only jumps. Between them lie *blocks*, which run from top to bottom. Which
-block *dominates* which (every way to the second leads through the first) says what belongs into
-what: a block that one branch alone leads to goes into that branch, one in which several ways
-meet goes behind the block that dominates it, and a jump back to a dominating block is a loop.
+A machine program knows only jumps. Between them lie *blocks*, which run from top to bottom. A block
+*dominates* another one if every way to that leads through it. Dominators tell where a block
+belongs: into a branch if only that branch leads to it, behind its dominator if several ways meet in
+it. A jump back to a dominating block is a loop.
 
 Source: Ramsey, Beyond Relooper, ICFP 2022, doi:10.1145/3547621, for this use of dominators.
 """
@@ -20,26 +20,26 @@ BRANCHES = ("BPL", "BMI", "BVC", "BVS", "BCC", "BCS", "BNE", "BEQ")
 
 
 class Program(NamedTuple):
-    """A ROM, and what cannot be read off it by following its jumps."""
+    """A ROM, and facts about it that its jumps do not tell."""
 
     rom: bytes
-    picture_end: int  # the instruction with which a picture is complete
-    indirect: dict[int, int]  # where the indirect jumps lead, by their address
+    picture_end: int  # the instruction that completes a picture
+    indirect: dict[int, int]  # targets of the indirect jumps, by their address
     always: set[int]  # branches that are always taken
 
     def word(self, address: int) -> int:
-        """The address that is stored at an address."""
+        """Return the address that is stored at an address."""
         low, high = (self.rom[(address + i) % len(self.rom)] for i in (0, 1))
         return low | high << 8
 
     @property
     def reset(self) -> int:
-        """Where the program begins."""
+        """The address at which the program begins."""
         return self.word(0xFFFC)
 
     @property
     def interrupt(self) -> int:
-        """Where BRK leads to; Pong calls a subroutine of its own with it."""
+        """The address that BRK leads to, in Pong a subroutine of its own."""
         return self.word(0xFFFE)
 
 
@@ -47,8 +47,8 @@ class Program(NamedTuple):
 class Block:
     """Instructions that run from top to bottom, and where they lead.
 
-    ``targets`` has two addresses after a branch (taken, not taken), one after a jump, none at
-    the end of a routine or a picture. ``tail_call`` is the routine that this one ends with.
+    ``targets`` has two addresses after a branch (taken, not taken), one after a jump, none at the
+    end of a routine or a picture. ``tail_call`` is the routine that this one ends with.
     """
 
     start: int
@@ -59,7 +59,7 @@ class Block:
 
 @dataclass
 class Routine:
-    """A subroutine, or the main program: what is reached from an entry without a call."""
+    """A subroutine, or the main program: the blocks that its entry reaches without a call."""
 
     entry: int
     blocks: dict[int, Block]
@@ -75,13 +75,13 @@ class Code(NamedTuple):
 
 
 class Goto(NamedTuple):
-    """Go on with the block at this address."""
+    """Continue with the block at this address."""
 
     target: int
 
 
 class If(NamedTuple):
-    """What comes after a branch that is taken, and after one that is not."""
+    """The statements after a branch that is taken, and after one that is not."""
 
     block: Block
     taken: list
@@ -89,27 +89,27 @@ class If(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """Runs again on a ``Goto`` to its header, and is left by every other one."""
+    """Repeat on a ``Goto`` to the header; every other ``Goto`` leaves the loop."""
 
     header: int
     body: list
 
 
 class Follow(NamedTuple):
-    """Where a ``Goto`` to this address from the statements before leads; others pass by."""
+    """The statements that earlier ones reach by a ``Goto`` to this address; others skip them."""
 
     target: int
     body: list
 
 
 class End(NamedTuple):
-    """The routine returns, or the picture is complete."""
+    """Return from the routine, or complete the picture."""
 
     block: Block
 
 
 def find_routines(program: Program) -> tuple[Routine, dict[int, Routine]]:
-    """The main program, and the subroutines by their entry."""
+    """Return the main program, and the subroutines by their entry."""
     entries = {program.interrupt}
     seen: set[int] = set()
     waiting = [program.reset, program.interrupt, *program.indirect.values()]
@@ -131,7 +131,7 @@ def find_routines(program: Program) -> tuple[Routine, dict[int, Routine]]:
 
 
 def _next_addresses(program: Program, instruction: Instruction) -> list[int]:
-    """Where an instruction leads; two addresses after a branch, the taken one first."""
+    """Return where an instruction leads: after a branch two addresses, the taken one first."""
     if instruction.address in program.always:
         return [instruction.operand]
     if instruction.name in BRANCHES:
@@ -144,7 +144,7 @@ def _next_addresses(program: Program, instruction: Instruction) -> list[int]:
 
 
 def _routine(program: Program, entry: int, others: set[int], *entries: int) -> Routine:
-    """What is reached from the entries, cut into blocks; ``others`` are those of other routines."""
+    """Cut the code that the entries reach into blocks; ``others`` enter other routines."""
     code: dict[int, Instruction] = {}
     starts, waiting = {entry, *entries}, [entry, *entries]
     while waiting:
@@ -183,8 +183,7 @@ def _routine(program: Program, entry: int, others: set[int], *entries: int) -> R
 class Structure:
     """Dominators and loops of a routine, and the statements that follow from them.
 
-    Raises:
-        EmulatorError: a loop is entered at two places, which if and while cannot say.
+    Raises EmulatorError if a loop is entered at two places, which if and while cannot express.
     """
 
     def __init__(self, routine: Routine) -> None:
@@ -202,7 +201,7 @@ class Structure:
             self.children[self._place(start)].append(start)
 
     def _dominators(self, order: list[int]) -> dict[int, set[int]]:
-        """The blocks through which every way to a block leads, itself among them."""
+        """Return for every block those that every way to it leads through, itself included."""
         dominators = {start: set(order) for start in order} | {order[0]: {order[0]}}
         before: dict[int, set[int]] = {}
         while before != dominators:
@@ -213,7 +212,7 @@ class Structure:
         return dominators
 
     def _loops(self, order: list[int]) -> dict[int, set[int]]:
-        """The blocks of every loop, by its header; the outer ones first."""
+        """Return the blocks of every loop, by its header; the outer ones first."""
         loops: dict[int, set[int]] = {}
         for start in order:
             for target in self.blocks[start].targets:
@@ -231,7 +230,7 @@ class Structure:
         return dict(sorted(loops.items(), key=lambda item: self.rank[item[0]]))
 
     def _place(self, start: int) -> int:
-        """The block whose statements this one's belong to: its dominator, or the loop it ends."""
+        """Return the block that this one belongs to: its dominator, or the loop that it follows."""
         above = max(self.dominators[start] - {start}, key=self.rank.__getitem__)
         for header, body in self.loops.items():
             if above in body and start not in body:
@@ -239,7 +238,7 @@ class Structure:
         return above
 
     def statements(self, start: int) -> list:
-        """The statements of a block and of all that belongs to it."""
+        """Return the statements of a block and of all that belong to it."""
         body = self.loops.get(start, {start})
         children = sorted(self.children[start], key=self.rank.__getitem__)
         inside = [c for c in children if start not in self.loops or c in body]
@@ -261,7 +260,7 @@ class Structure:
 
 
 def _postorder(blocks: dict[int, Block], start: int, seen: set[int]) -> Iterator[int]:
-    """The blocks, each after all that it leads to but for the way back."""
+    """Yield the blocks, each after all its targets except those of jumps back."""
     seen.add(start)
     for target in blocks[start].targets:
         if target not in seen:
@@ -270,7 +269,7 @@ def _postorder(blocks: dict[int, Block], start: int, seen: set[int]) -> Iterator
 
 
 def ways_out(statements: list) -> set[int]:
-    """The targets of the ``Goto`` that lead out of these statements."""
+    """Return the targets of every ``Goto`` that leads out of these statements."""
     out: set[int] = set()
     for statement in statements:
         match statement:

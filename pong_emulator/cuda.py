@@ -1,13 +1,12 @@
-"""Games on a GPU: the same functions, compiled for CUDA, and what launches them.
+"""Games on a GPU: the same functions, compiled for CUDA, and their launches.
 
-A step is two kernels. ``play`` gives every game a thread, which emulates and writes down what
-changes on the screen. ``see`` gives every game a block of threads, which share out the columns of
-its pictures, and then the pixels of the observation. The numbers of a game lie side by side in
-memory, as on a CPU: then one register is enough to find them all.
+A step is two kernels. ``play`` gives every game a thread, which emulates and logs the changes of
+the screen. ``see`` gives every game a block of threads, which share the columns of its pictures,
+then the pixels of the observation. A game's numbers lie side by side in memory, as on a CPU, so one
+register is enough to find them all.
 
-A reset takes up to 29 emulated frames, and all games would wait for the few that have one. But
-nothing in the emulator is random, so the state after each number of emulated frames is known
-before, and is copied.
+A reset takes up to 29 emulated frames, for which all games would wait. But nothing in the emulator
+is random, so the state after each number of frames is computed once, and copied.
 """
 
 from collections.abc import Callable
@@ -30,15 +29,15 @@ from .television import GREYS, LOOK, draw
 from .tia import LINES, WIDTH
 from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
 
-if not hasattr(np, "row_stack"):  # NumPy 2.5 has it no more, and numba-cuda 0.30 names it
+if not hasattr(np, "row_stack"):  # NumPy 2.5 has removed it, and numba-cuda 0.30 names it
     np.row_stack = np.vstack
-WARP = 32  # threads that take every step together
-WARPS = 16  # that a processor of the GPU plays at once: ``play`` takes 108 registers
+WARP = 32  # threads that execute each instruction together
+WARPS = 16  # warps that run on a processor at once: ``play`` takes 108 registers
 VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
-ROWS = 80  # different rows that a picture may have; Pong's have 40
-WATCH = DRAWS // 4  # steps from one look at the counts of the device to the next, by ``send``
-numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a few games are a few blocks, and that is all right
-# Numba's simulator plays in Python, with memory of the CPU: to test kernels where there is no GPU.
+ROWS = 80  # different rows that a picture can have; Pong's have 40
+WATCH = DRAWS // 4  # steps from one check of the device's counts to the next
+numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a few games are a few blocks, which is fine
+# Numba's simulator plays in Python, in the CPU's memory, to test kernels without a GPU.
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)
 
 if not SIMULATED:
@@ -46,21 +45,21 @@ if not SIMULATED:
 
     def compile_once(self: Any, arguments: Any, return_type: Any = None) -> Any:
         """Compile a function for int32: 64 bits are two registers, and two instructions."""
-        if self.py_func.__module__.startswith(str(__package__)):  # and nobody else's
+        if self.py_func.__module__.startswith(str(__package__)):  # not other packages'
             arguments = argument_types(arguments, int32)
         return compile_device(self, arguments, return_type)
 
     CUDADispatcher.compile_device = compile_once
 
 
-# A stream of torch on the current GPU; the same object each time, as Numba keeps launches.
+# torch's stream on the current GPU; always the same object, because Numba caches launches.
 external_stream = cache(lambda gpu, pointer: cuda.external_stream(pointer))
-kernel: Any = partial(kept, cuda.jit(cache=True))  # compiled when needed, kept for the next start
+kernel: Any = partial(kept, cuda.jit(cache=True))  # compiled when needed, then cached
 
 
 @kernel
 def begin(games, beginnings, noops):
-    """Begin new games, a thread each."""
+    """Begin new games, with one thread each."""
     s, g = games.T, cuda.grid(1)
     if g < s.shape[1]:
         begin_game(s, g, beginnings, noops)
@@ -68,18 +67,18 @@ def begin(games, beginnings, noops):
 
 @kernel
 def play(games, beginnings, noops, actions, skip, max_pool, limit, rewards, over, cut, most):
-    """An agent's step, a thread for each game; what ends begins anew.
+    """Step all games, with one thread each, and begin anew those that end.
 
     Args:
         games: int32 (games, FIELDS), the state.
-        beginnings: int32 (numbers, FIELDS), the state of a new game after so many emulated frames.
-        noops: int32 (draws, games), emulated frames until the agent plays, by reset; after the
-            last row comes the first one again.
+        beginnings: int32 (numbers, FIELDS), a new game's state after each number of emulated
+            frames.
+        noops: int32 (draws, games), emulated frames until the agent plays, by reset, in a cycle.
         actions: int64 (games,).
         skip, max_pool, limit: the settings of ``games.step_games``.
-        rewards: int32 (games,), gets the points.
-        over, cut: bool (games,), get which games ended, or were cut short.
-        most: int32 (2,); the first number becomes that of a picture's changes, if too many.
+        rewards: int32 (games,), output: points.
+        over, cut: bool (games,), output: which games ended, or were truncated.
+        most: int32 (2,), output: the first number becomes that of a picture's changes, if too many.
     """
     s, g = games.T, cuda.grid(1)
     if g < s.shape[1]:
@@ -95,7 +94,7 @@ def play(games, beginnings, noops, actions, skip, max_pool, limit, rewards, over
 
 @compiled
 def begin_game(s, g, beginnings, noops):
-    """As ``games.reset``, but the no-ops were played before."""
+    """Begin a game like ``games.reset``, from the state after its no-ops."""
     drawn = s[NOOPS_DRAWN, g]
     number = noops[drawn % noops.shape[0], g]
     for field in range(FIELDS):
@@ -105,13 +104,13 @@ def begin_game(s, g, beginnings, noops):
 
 @kernel
 def see(games, max_pool, first, last, over, cut, observations, most):
-    """Draw what is seen, a block for each game.
+    """Draw the observations, with a block of threads for each game.
 
     Args:
         games, max_pool: as for ``play``.
-        first, last: the rows of an observation that are drawn, from one to before the other.
-        over, cut: bool (games,), where one is set a new game begins.
-        observations: uint8 (games, stack, 84, 84), the last ones, and then the new ones.
+        first, last: the rows of an observation that are drawn, [first, last).
+        over, cut: bool (games,); where one is set, a new game begins.
+        observations: uint8 (games, stack, 84, 84), the previous ones, replaced by the new ones.
         most: the second number becomes that of a picture's different rows, if too many.
     """
     rows = cuda.shared.array((2, ROWS, WIDTH), numba.uint8)
@@ -139,7 +138,7 @@ def see(games, max_pool, first, last, over, cut, observations, most):
 
 @compiled
 def small_pixel(rows, row_of, y, x):
-    """A pixel of ``preprocessing.shrink``, of the maximum of two pictures."""
+    """Return a pixel of ``preprocessing.shrink``, of the maximum of two pictures."""
     top, first = y * LINE_UNITS // 2, x * COLUMN_UNITS // 21
     total = 0
     for line in range(top, top + 3):
@@ -156,13 +155,13 @@ def small_pixel(rows, row_of, y, x):
 
 @compiled
 def overlap(small, units, large, width):
-    """What a small pixel of so many units shares with a line, or column, so many units wide."""
+    """Return the units that a small pixel shares with a line or column ``width`` units wide."""
     begin, end = max(small * units, large * width), min((small + 1) * units, (large + 1) * width)
     return max(end - begin, 0)
 
 
 TABLE, COUNTS, FLAGS = int32[:, ::1], int32[::1], boolean[::1]
-KERNELS = {  # and what they are launched with
+KERNELS = {  # and their argument types
     begin: 3 * (TABLE,),
     play: (*3 * (TABLE,), int64[::1], int64, boolean, int64, COUNTS, FLAGS, FLAGS, COUNTS),
     see: (TABLE, boolean, int64, int64, FLAGS, FLAGS, uint8[:, :, :, ::1], COUNTS),
@@ -170,7 +169,7 @@ KERNELS = {  # and what they are launched with
 
 
 def prepare(device: str) -> None:
-    """Compile the kernels for this GPU, or load what was compiled; ``see`` is the last."""
+    """Compile the kernels for this GPU, or load them from the cache."""
     with cuda.gpus[torch.device(device).index or 0]:
         for function, arguments in KERNELS.items():
             function.compile(arguments)
@@ -179,13 +178,9 @@ def prepare(device: str) -> None:
 class CudaPongVectorEnv(BasePongVectorEnv):
     """``PongVectorEnv`` with ``device="cuda"``: the same games, and nothing leaves the device.
 
-    Actions, observations, rewards and ends are torch tensors there, and so are the numbers of
-    emulated frames in ``info``. ``send`` launches kernels on torch's current stream and nobody
-    waits for them. There is no ``info["final_obs"]``, and actions that are none do nothing.
-
-    Args:
-        num_envs, settings: as for ``BasePongVectorEnv``.
-        seed, device, games_per_warp: as for ``PongVectorEnv``; so are the errors.
+    Actions, observations, rewards, ends and the numbers in ``info`` are torch tensors on the
+    device. ``send`` launches kernels on torch's current stream without waiting for them. There is
+    no ``info["final_obs"]``, and invalid actions do nothing. Errors are those of ``PongVectorEnv``.
     """
 
     def __init__(
@@ -198,12 +193,12 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     ) -> None:
         check_at_least(0, games_per_warp=games_per_warp)
         super().__init__(num_envs, settings)
-        # The device is fixed now: "cuda" means another one when torch's current device changes.
+        # Fixed now: "cuda" means another device when torch's current device changes.
         self._gpu = torch.device(device).index
         if self._gpu is None:
             self._gpu = 0 if SIMULATED else torch.cuda.current_device()
         self.device = torch.device("cpu" if SIMULATED else f"cuda:{self._gpu}")
-        if not games_per_warp and not SIMULATED:  # as few as let all games play at once
+        if not games_per_warp and not SIMULATED:  # as few as let all games run at once
             processors = torch.cuda.get_device_properties(self.device).multi_processor_count
             games_per_warp = -(-self.num_envs // (WARPS * processors))
         self._players = min(games_per_warp or WARP, WARP)
@@ -225,13 +220,13 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         super()._draw_noops(draws)
         self._noops_there.copy_(torch.from_numpy(self._noops))
         self._drawn = np.full(self.num_envs, draws)  # by game
-        self._counts: torch.Tensor | None = None  # of the device, when they were last asked for
+        self._counts: torch.Tensor | None = None  # the device's counts, requested last
         self._steps = 0  # since then
 
     def reset(
         self, *, seed: Seed | None = None, options: dict[str, Any] | None = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """As ``ThreadedPongVectorEnv.reset``."""
+        """Begin new games, see ``ThreadedPongVectorEnv.reset``."""
         self._check_reset(options)
         if seed is not None:
             self._seed(seed)
@@ -245,12 +240,12 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         return self._observations.clone(), self._info()
 
     def send(self, actions: Any) -> None:
-        """Let the games go on with these actions: a tensor there, int64 (num_envs,), or an array.
+        """Begin a step with actions, int64 (num_envs,): a tensor on the device, or an array.
 
         Raises:
-            ValueError: another shape, or no integers.
-            EmulatorError: some steps ago a picture was not drawn as it should be.
-            gymnasium.error.Error: as ``ThreadedPongVectorEnv.send``.
+            ValueError: actions have another shape, or are not integers.
+            EmulatorError: a picture some steps ago could not be drawn correctly.
+            gymnasium.error.Error: as for ``ThreadedPongVectorEnv.send``.
         """
         self._check_turn("send")
         actions = torch.as_tensor(actions, device=self.device)
@@ -267,28 +262,28 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         self._playing = [rewards.sign_() if self._settings.reward_clipping else rewards, over, cut]
 
     def recv(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As ``ThreadedPongVectorEnv.recv``; the tensors there may still be computed."""
+        """Return tensors that may not be computed yet, see ``ThreadedPongVectorEnv.recv``."""
         if not self._playing:
             raise NoAsyncCallError("recv: call send first", "recv")
         (rewards, over, cut), self._playing = self._playing, []
         return self._observations.clone(), rewards, over, cut, self._info()
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """``send`` and ``recv``."""
+        """Call ``send`` and ``recv``."""
         self.send(actions)
         return self.recv()
 
     def stepper(
         self, actions: torch.Tensor, observations: torch.Tensor, *outcome: torch.Tensor
     ) -> Callable[[], None]:
-        """What plays a step with these tensors of the device, again and again.
+        """Return a function that plays a step with these tensors of the device, again and again.
 
-        It launches two kernels and does nothing else, so a CUDA graph can have it, once it was
-        called outside of one. Whoever calls it looks at the counts, see ``check``.
+        It launches two kernels and does nothing else, so a CUDA graph can capture it after a call
+        outside of any graph. Its caller must look at the counts, see ``check``.
 
         Args:
-            actions: int64 (num_envs,), those to play.
-            observations: uint8, of ``reset``; then the last ones of this function.
+            actions: int64 (num_envs,).
+            observations: uint8, from ``reset``; each step replaces them.
             outcome: rewards, over and cut, as for ``play``; rewards are not clipped.
         """
         tables = self._games, self._beginnings, self._noops_there
@@ -308,20 +303,20 @@ class CudaPongVectorEnv(BasePongVectorEnv):
 
     @property
     def changing(self) -> torch.Tensor:
-        """What a step changes besides the tensors it is given, int32; it stays in its place."""
+        """The state, int32: a step changes it besides the stepper's tensors, always in place."""
         return self._games
 
     def counts(self) -> torch.Tensor:
-        """What ``check`` wants to know: int32 (2 + num_envs,), new, on the device."""
+        """Return new input for ``check``, int32 (2 + num_envs,), on the device."""
         return torch.cat([self._most, self._state[NOOPS_DRAWN]])
 
     def check(self, counts: np.ndarray) -> None:
-        """Look at the counts of some steps ago, and draw no-ops in place of those that were used.
+        """Check the counts of some steps ago, and draw new no-ops in place of used ones.
 
-        Between a game's resets number ``DRAWS // 4`` and ``DRAWS`` there has to be a look.
+        Call it at least once between a game's resets number ``DRAWS // 4`` and ``DRAWS``.
 
         Raises:
-            EmulatorError: a picture was not drawn as it should be, or no-ops ran out.
+            EmulatorError: a picture could not be drawn correctly, or no-ops ran out.
         """
         changes, rows, *_ = counts.tolist()
         if changes or rows:
@@ -333,29 +328,29 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         kept = len(self._noops)
         used = counts[2:] - (self._drawn - kept)
         if used.max() > kept:
-            raise EmulatorError("no-ops ran out: games were looked at too rarely")
+            raise EmulatorError("no-ops ran out: check was called too rarely")
         if used.max() < kept // 4:
             return
         for g in np.flatnonzero(used):
             places = (self._drawn[g] + np.arange(used[g])) % kept
             self._noops[places, g] = self._next_noops(int(g), int(used[g]))
         self._drawn += used
-        noops = torch.from_numpy(self._noops)  # what is not new stays what it is
+        noops = torch.from_numpy(self._noops)  # unused ones stay as they are
         self._noops_there.copy_(noops if SIMULATED else noops.pin_memory(), non_blocking=True)
 
     def _watch(self) -> None:
-        """Look at the counts asked for last time, which are here by now, and ask for new ones."""
+        """Check the counts requested last time, which have arrived by now, and request new ones."""
         seen, self._counts, self._steps = self._counts, None, 0
         if seen is not None:
             if not SIMULATED:
-                self._arrived.synchronize()  # so the CPU is never further ahead than this
+                self._arrived.synchronize()  # so the CPU never gets further ahead
             self.check(seen.numpy())
         self._counts = self.counts().to("cpu", non_blocking=True)
         if not SIMULATED:
             self._arrived: Any = torch.cuda.current_stream(self.device).record_event()
 
     def _launch(self, function: Any, blocks: int, threads: int, *arguments: Any) -> None:
-        with cuda.gpus[self._gpu]:  # else Numba would launch on torch's current device
+        with cuda.gpus[self._gpu]:  # otherwise Numba launches on torch's current device
             stream: Any = 0
             if not SIMULATED:
                 pointer = torch.cuda.current_stream(self.device).cuda_stream
@@ -367,13 +362,9 @@ class CudaPongVectorEnv(BasePongVectorEnv):
 
 
 def beginnings(count: int, beginning: np.ndarray) -> np.ndarray:
-    """The states of new games after 0, 1, ... emulated frames, int32 (count, FIELDS).
+    """Return the states of new games after 0, 1, ... emulated frames, int32 (count, FIELDS).
 
-    That after 0 is that after 1: FIRE is always pressed.
-
-    Args:
-        count: of states.
-        beginning: of ``pong.new_game``.
+    The first two are equal, because FIRE is always pressed. ``beginning`` is ``pong.new_game()``.
     """
     state = np.zeros((FIELDS, count), np.int32, order="F")
     noops = np.maximum(np.arange(count, dtype=np.int32), 1)[None]
@@ -386,7 +377,7 @@ def beginnings(count: int, beginning: np.ndarray) -> np.ndarray:
 
 
 def _argument(argument: Any) -> Any:
-    """What a kernel takes for it."""
+    """Convert an argument for a kernel."""
     if not isinstance(argument, torch.Tensor):
         return argument
     return argument.numpy() if SIMULATED else cuda.as_cuda_array(argument, sync=False)

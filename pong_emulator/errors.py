@@ -1,5 +1,5 @@
-"""What goes wrong in the emulator itself; gymnasium has errors for wrong calls."""
+"""Errors of the emulator itself; wrong calls raise gymnasium's."""
 
 
 class EmulatorError(Exception):
-    """The emulator cannot be built, or cannot go on; the message says why, in one line."""
+    """The emulator cannot be built, or cannot continue; the message says why, in one line."""

@@ -1,4 +1,4 @@
-"""Many games at once: an agent's step of each, with the resets that come with it."""
+"""Many games at once: steps of the agent, and resets."""
 # ruff: noqa: F403, F405, all fields of the state
 
 import numpy as np
@@ -10,33 +10,29 @@ from .state import *
 from .television import LOOK, begin_log, draw
 from .tia import LINES, WIDTH
 
-# What a thread works in: it has nothing to do with a particular game.
+# The working memory of a thread, for any game.
 Scratch = tuple[np.ndarray, ...]
 
 
 def scratch() -> Scratch:
-    """What ``step_games`` and ``reset_games`` need to work in."""
+    """Return working memory for ``step_games`` and ``reset_games``."""
     a, b, c = ((np.zeros((LINES, WIDTH), np.uint8), np.zeros(LINES, np.int32)) for _ in range(3))
     return (np.zeros(LOOK, np.int32), *a, *b, np.zeros(WIDTH + 2, np.int32), *c)
 
 
 @entry_point
 def reset_games(s, begin, end, beginning, noops, shades, seen, work, observations):
-    """Begin new games.
+    """Begin new games, and return the largest number of changes of a picture.
 
     Args:
         s: int32 (FIELDS, games), the state.
-        begin, end: the games to reset, from one to before the other.
+        begin, end: the games to reset, [begin, end).
         beginning: int32 (FIELDS,), the state of a new game.
-        noops: int32 (draws, games), emulated frames until the agent plays, FIRE included, by
-            reset.
-        shades: uint8 (256,), what colours are shown as.
-        seen: the rows of an observation that are drawn, from one to before the other.
-        work: of ``scratch``.
-        observations: uint8 (games, stack, 84, 84), gets what is seen.
-
-    Returns:
-        The largest number of changes that a log was asked to hold.
+        noops: int32 (draws, games), emulated frames until the agent plays, with FIRE, by reset.
+        shades: uint8 (256,), how colours are shown.
+        seen: the rows of an observation that are drawn, [first, last).
+        work: from ``scratch``.
+        observations: uint8 (games, stack, 84, 84), output.
     """
     most = 0
     for g in range(begin, end):
@@ -51,20 +47,17 @@ def reset_games(s, begin, end, beginning, noops, shades, seen, work, observation
 def step_games(
     s, begin, end, shades, seen, work, actions, settings, before, observations, rewards, over, cut
 ):
-    """An agent's step of games; those that end wait to be reset.
+    """Step games, and return the largest number of changes of a picture; ended games stay ended.
 
     Args:
         s, begin, end, shades, seen, work: as in ``reset_games``.
         actions: int64 (games,).
-        settings: emulated frames that an action is held; whether to see the maximum of the last two
-            of them, or the last one alone; those after which a game is cut short.
-        before: uint8 (games, stack, 84, 84), the last observations.
-        observations: gets the new ones.
-        rewards: int32 (games,), gets the points.
-        over, cut: bool (games,), get which games ended, or were cut short.
-
-    Returns:
-        The largest number of changes that a log was asked to hold.
+        settings: emulated frames per action; whether to take the maximum of the last two, not the
+            last one alone; emulated frames after which a game is truncated.
+        before: uint8 (games, stack, 84, 84), the previous observations.
+        observations: output: the new ones.
+        rewards: int32 (games,), output: points.
+        over, cut: bool (games,), output: which games ended, or were truncated.
     """
     most = 0
     skip, max_pool, limit = settings
@@ -106,9 +99,7 @@ def copy(source, target):
 def step(s, g, action, skip, max_pool, limit):
     """Hold an action for some emulated frames, and log the last ones.
 
-    Returns:
-        Points, whether the game has ended, or was cut short, and how many emulated frames until
-        then.
+    Return the points, whether the game ended or was truncated, and the emulated frames played.
     """
     points, over, cut, played = 0, False, False, 0
     while played < skip and not over and not cut:
@@ -127,7 +118,7 @@ def step(s, g, action, skip, max_pool, limit):
 
 @compiled
 def most_changes(s, g):
-    """The largest number of changes that one of a game's logs was asked to hold."""
+    """Return the largest number of changes in a game's logs, including those not kept."""
     most = 0
     for log in range(LOGS, FIELDS, LOG_FIELDS):
         most = max(most, s[log + LOG_COUNT, g])
@@ -136,13 +127,13 @@ def most_changes(s, g):
 
 @compiled
 def log_of(bank, number):
-    """The first field of one of a bank's two logs."""
+    """Return the first field of one of a bank's two logs."""
     return LOGS + (2 * bank + number) * LOG_FIELDS
 
 
 @compiled
 def reset(s, g, beginning, noops):
-    """Begin a new game, and play what comes before the agent may; its other picture is black."""
+    """Begin a new game, and play its no-ops; its other picture is black."""
     drawn = s[NOOPS_DRAWN, g]
     count = noops[drawn, g]
     for field in range(len(beginning)):
@@ -158,7 +149,7 @@ def reset(s, g, beginning, noops):
 
 @compiled
 def observe(s, g, shades, seen, work, max_pool, small):
-    """Draw what is seen into an observation, uint8 (84, 84)."""
+    """Draw an observation, uint8 (84, 84)."""
     lines, columns = lines_of(seen), (0, WIDTH)
     look, rows_a, row_of_a, rows_b, row_of_b, sums = work[:6]
     draw(s, g, log_of(s[BANK, g], 1), shades, look, rows_b, row_of_b, lines, columns)
@@ -171,9 +162,9 @@ def observe(s, g, shades, seen, work, max_pool, small):
 
 @compiled
 def observe_cut_step(s, g, shades, seen, work, small):
-    """Draw what is seen in a game's last step: the picture with which a game ends is not.
+    """Draw the last observation of a game, which does not show the game's last picture.
 
-    What it should have taken the place of is still there: the maximum of the two pictures before.
+    In its place is still the maximum of the previous observation's two pictures.
     """
     lines, columns = lines_of(seen), (0, WIDTH)
     look, rows_a, row_of_a, rows_b, row_of_b, sums, rows_c, row_of_c = work

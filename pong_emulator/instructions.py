@@ -1,7 +1,7 @@
 """The processor's instructions: a 6507, which is a 6502 with fewer address lines.
 
-An instruction is one byte that says what to do and how to find the operand, followed by none,
-one or two bytes of operand. Its cycles follow from the two.
+An instruction is one byte that says what to do and how to find the operand, followed by none, one
+or two bytes of operand. Its cycles depend on both.
 
 Source: MOS Technology, MCS6500 Microcomputer Family Programming Manual, 1976, appendix B.
 """
@@ -9,8 +9,8 @@ Source: MOS Technology, MCS6500 Microcomputer Family Programming Manual, 1976, a
 import re
 from typing import NamedTuple
 
-# How an operand is found: its bytes, and the cycles of an instruction that reads it. Crossing a
-# page of 256 bytes costs another one, and so does taking a branch: the running program shows it.
+# How an operand is found: its bytes, and the cycles of an instruction that reads it. At run time,
+# crossing a page of 256 bytes or taking a branch costs another cycle.
 MODES = {
     "implied": (0, 2),
     "accumulator": (0, 2),
@@ -55,7 +55,7 @@ class Instruction(NamedTuple):
     address: int
     name: str
     mode: str  # how the operand is found
-    operand: int  # a number or an address; of a branch, the address it may lead to
+    operand: int  # a number or an address, such as a branch's target
     cycles: int  # at least
     following: int  # the address of the next instruction
 
@@ -68,11 +68,7 @@ class Instruction(NamedTuple):
 
 
 def decode(rom: bytes, address: int) -> Instruction:
-    """The instruction at an address of the cartridge.
-
-    Raises:
-        KeyError: that is no instruction of ``OPCODES``.
-    """
+    """Return the instruction at an address; raise KeyError if ``OPCODES`` has no such one."""
     opcode, low, high = (rom[(address + i) % len(rom)] for i in range(3))
     name, mode = TABLE[opcode]
     size, cycles = MODES[mode]

@@ -1,10 +1,10 @@
-"""The memory map: what is at an address of the processor, as statements for the translation.
+"""The memory map: each address of the processor, as a statement for the translation.
 
-``bus.py`` has the addresses that only the running program knows.
+``bus.py`` reads from the addresses that only the running program knows.
 """
 
-# What a write to the television's registers does; {} is the value. The numbers of colour clocks are
-# how long it takes to show. Where the picture is complete (VSYNC) is known from the program.
+# Writes to the television's registers; {} is the value. Numbers added to ``3 * t`` are the colour
+# clocks until a write shows. VSYNC is not here: ``rom.py`` tells where a picture is complete.
 TIA_WRITES = {
     0x01: "vblank(s, g, t, {})",
     0x02: "t = (t + 75) // 76 * 76",  # WSYNC: the processor waits for the next line
@@ -31,11 +31,11 @@ TIA_WRITES = {
     0x2C: "cxclr(s, g, t)",
 }
 PORTS = {0x280: "s[SWCHA, g]", 0x282: "s[SWCHB, g]", 0x284: "timer(s, g, t)"}
-TIMERS = {0x295: 3, 0x296: 6}  # cycles of a count, as a power of two
+TIMERS = {0x295: 3, 0x296: 6}  # log2 of the cycles per count
 
 
 def store_function() -> list[str]:
-    """The write to an address that only the running program knows."""
+    """Return the source of ``store``, for addresses that only the running program knows."""
     lines = ["@compiled", "def store(s, g, t, address, value):"]
     lines += ["    if address & 0x80:", "        s[address & 0x7f, g] = value"]
     for register, text in TIA_WRITES.items():

@@ -1,6 +1,6 @@
-"""Pong as ALE plays it: paddles, an emulated frame, points and the end of a game, and the reset.
+"""Pong as ALE plays it: paddles, emulated frames, points, the end of a game, and the reset.
 
-The agent has the paddle on the right, player A; the program's own player has the one on the left.
+The agent is player A, on the right; the program's own player is on the left.
 """
 # ruff: noqa: F403, F405, all fields of the state
 
@@ -12,7 +12,7 @@ from .state import *
 from .tia import collide
 from .translated import emulated_frame
 
-# Actions, by the number that the environments give them.
+# Actions, by their number in the environments.
 NOOP, FIRE, RIGHT, LEFT, RIGHT_FIRE, LEFT_FIRE = range(6)
 ACTIONS = ("NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE")
 
@@ -25,7 +25,7 @@ ALL_SWITCHES, RESET_PRESSED = 0x3F, 0x3E  # of SWCHB
 
 @compiled
 def act(s, g, action):
-    """Play an emulated frame; the change of the score, and whether the game has ended."""
+    """Play an emulated frame; return the change of the score, and whether the game has ended."""
     ohm = s[PADDLE_A, g]
     if action in (RIGHT, RIGHT_FIRE):
         ohm -= OHM_PER_EMULATED_FRAME
@@ -47,7 +47,7 @@ def emulate(s, g, boot):
     """Run the program until the next picture is complete, from power-on or from the last one."""
     t, s[REGISTER_X, g] = emulated_frame(s, g, s[CYCLES, g], boot, s[REGISTER_X, g])
     collide(s, g, 3 * t)
-    passed = t // 76 * 76  # the next one counts anew, from where the beam is in its line
+    passed = t // 76 * 76  # the next picture counts from the beginning of this line
     s[CYCLES, g] = t - passed
     s[TIMER_SET, g] -= passed
     s[CHARGED, g] -= passed
@@ -66,7 +66,7 @@ def _power_on(s):
 
 
 def new_game() -> np.ndarray:
-    """The state at the beginning of a game, int32 (FIELDS,)."""
-    state = np.zeros((FIELDS, 2), np.int32, order="F")  # two, so that it counts as many games
+    """Return the state at the beginning of a game, int32 (FIELDS,)."""
+    state = np.zeros((FIELDS, 2), np.int32, order="F")  # two games, for Numba's usual layout
     _power_on(state)
     return state[:, 0]

@@ -1,14 +1,13 @@
-"""The preprocessing of DeepMind: the maximum of two pictures, grey, 84 by 84 pixels.
+"""DeepMind's preprocessing: the maximum of two pictures, grey, 84 by 84 pixels.
 
-OpenCV's ``INTER_AREA`` averages: a pixel of the small picture covers 40/21 columns and 5/2 lines
-of the large one. In units of 1/21 column and 1/2 line all weights are whole numbers and add up to
-200, so whole numbers give what OpenCV's rounding of fractions gives. The exception: where the mean
-lies half way between two greys, OpenCV's sum of 32-bit fractions may fall to either side, so there
-the same sum is made.
+OpenCV's ``INTER_AREA`` averages: a small pixel covers 40/21 columns and 5/2 lines of the picture.
+In units of 1/21 column and 1/2 line, all weights are integers and add up to 200, so integers give
+OpenCV's rounded results. Only if the mean lies half way between two greys, OpenCV's float32 sum may
+fall to either side, and ``half_way`` computes the same sum.
 
-Source: Mnih et al., Nature 518 (2015), methods, but for the order: there the maximum is that of
-colours, and grey comes after it. ALE's vector environment and gymnasium's ``AtariPreprocessing``
-take the maximum of grey pictures, as is done here. They differ where edges overlap.
+Source: Mnih et al., Nature 518 (2015), methods, which takes the maximum of colours. Here, as in
+ALE's vector environment and gymnasium's ``AtariPreprocessing``, it is the maximum of greys. The two
+differ where edges overlap.
 """
 
 import numpy as np
@@ -17,38 +16,38 @@ from .compiling import compiled
 from .tia import WIDTH
 
 SIZE = 84
-COLUMN_UNITS, LINE_UNITS = 40, 5  # what a pixel covers; there are 21 to a column, 2 to a line
+COLUMN_UNITS, LINE_UNITS = 40, 5  # covered by a pixel; a column has 21, a line 2
 ALL_ROWS = (0, SIZE)
 WEIGHTS = COLUMN_UNITS * LINE_UNITS
 # A small pixel's first column, and the weights of that and the next two.
 FIRST_COLUMN = np.arange(SIZE) * COLUMN_UNITS // 21
 _edges = 21 * (FIRST_COLUMN + np.arange(4)[:, None]) - np.arange(SIZE) * COLUMN_UNITS
 WEIGHT_0, WEIGHT_1, WEIGHT_2 = np.diff(np.clip(_edges, 0, COLUMN_UNITS), axis=0).astype(np.int32)
-# Every weighted sum, divided; -1: half way between two greys. Looking it up is faster.
+# Every weighted sum, divided (-1: half way between two greys), because a table is faster.
 QUOTIENTS = np.rint(np.arange(255 * WEIGHTS + 1) / WEIGHTS).astype(np.int16)
 QUOTIENTS[WEIGHTS // 2 :: WEIGHTS] = -1
-# Of a small pixel, as OpenCV has them: the shares of its columns, and of its lines by ``y & 1``.
+# OpenCV's weights of a small pixel's columns, and of its lines by ``y & 1``.
 COLUMN_SHARES = (np.stack([WEIGHT_0, WEIGHT_1, WEIGHT_2]) / COLUMN_UNITS).astype(np.float32)
 LINE_SHARES = (np.array([[2, 2, 1], [1, 2, 2]]) / LINE_UNITS).astype(np.float32)
 
 
 @compiled
 def lines_of(seen):
-    """The lines that rows of the small picture cover; both from one to before the other."""
+    """Return the lines that rows of the small picture cover; both are [first, last)."""
     first, last = seen
     return first * LINE_UNITS >> 1, ((last - 1) * LINE_UNITS >> 1) + 3
 
 
 @compiled
 def shrink(rows_a, row_of_a, rows_b, row_of_b, seen, sums, small):
-    """Write the maximum of two pictures into ``small``, or some rows of it; the others are black.
+    """Shrink the maximum of two pictures into the rows ``seen``; the others are black.
 
     Args:
-        rows_a, row_of_a: a picture, of ``television.draw``.
+        rows_a, row_of_a: a picture, from ``television.draw``.
         rows_b, row_of_b: the other one.
-        seen: the rows that are not black, from one to before the other.
-        sums: int32 (WIDTH + 2,), to work in; the last two stay 0.
-        small: uint8 (84, 84), gets the small picture.
+        seen: the rows that are not black, [first, last).
+        sums: int32 (WIDTH + 2,), working memory; the last two stay 0.
+        small: uint8 (84, 84), output.
     """
     first, last = seen
     small[:first] = 0
@@ -83,7 +82,7 @@ def shrink(rows_a, row_of_a, rows_b, row_of_b, seen, sums, small):
 
 @compiled
 def half_way(rows_a, row_of_a, rows_b, row_of_b, y, x):
-    """A small pixel of ``shrink``, as OpenCV sums and rounds it: in float32, columns first."""
+    """Return a pixel of ``shrink``, summed and rounded as in OpenCV: float32, columns first."""
     top, total = y * LINE_UNITS >> 1, np.float32(0)
     for i in range(3):
         a, b, mean = row_of_a[top + i], row_of_b[top + i], np.float32(0)

@@ -1,7 +1,7 @@
 """The chip with RAM, timer and ports (MOS 6532, "RIOT"); the RAM is a part of the state.
 
-The timer counts down once every 8 or 64 cycles, and the program waits for it to come to 0 before
-it begins or ends a picture.
+The timer counts down once every 8 or 64 cycles, and the program waits until it is 0 before it
+begins or ends a picture.
 
 Source: MOS Technology, MCS6532 data sheet; the cycle in which a count changes was measured.
 """
@@ -12,7 +12,7 @@ from .state import TIMER, TIMER_SET, TIMER_SHIFT
 
 @compiled
 def set_timer(s, g, t, shift, value):
-    """Let the timer count down from ``value``, once every ``1 << shift`` cycles."""
+    """Start the timer at ``value``; it counts down once every ``1 << shift`` cycles."""
     s[TIMER, g] = value
     s[TIMER_SHIFT, g] = shift
     s[TIMER_SET, g] = t
@@ -20,7 +20,7 @@ def set_timer(s, g, t, shift, value):
 
 @compiled
 def timer(s, g, t):
-    """The timer in cycle ``t``; after 0 it counts every cycle."""
+    """Return the timer in cycle ``t``; after 0 it counts every cycle."""
     passed = t - 1 - s[TIMER_SET, g]
     left = s[TIMER, g] - (passed >> s[TIMER_SHIFT, g]) - 1
     if left < 0:

@@ -10,28 +10,25 @@ SHA256 = "41623e3c26148f96cbe77d56512845d224a63c8fe5bf90e38527155e39ec96d3"
 SIZE = 2048  # bytes; the processor sees them twice in the 4 KB of a cartridge
 FIRST = 0xF000  # the address of the first byte, as the program uses it
 
-# What following the jumps does not tell, but running the program does.
+# Facts that do not follow from the jumps, found by running the program.
 PICTURE_END = 0xF0CC  # the instruction that clears VSYNC
 INDIRECT = {0xF19B: 0xF386, 0xF1A4: 0xF3F5}  # indirect jumps, in the first of its games
 ALWAYS = {0xF01D}  # branches that are always taken: BEQ behind LDY #00
 
-# Where the program keeps things: bytes of RAM, counted from 0x80; found by watching them.
-CLOCK = 9  # emulated frames, in units of 256; 8 has the rest. When it comes to 256, after 18
-# minutes, the program takes the Atari for left alone: no ball, other points, ever other colours.
+# Bytes of RAM, counted from 0x80; their meaning was found by watching them.
+CLOCK = 9  # emulated frames, in units of 256; 8 has the rest. When it reaches 256, after 18
+# minutes, the program assumes that nobody plays: no ball, other points, changing colours.
 POINTS_B, POINTS_A = 13, 14  # of the program's player and the agent
 BALL_Y = 54  # 0: there is no ball
 PADDLE_Y_A = 51  # upper edge of the agent's
-LAST_POINT = 21  # who has so many wins
+LAST_POINT = 21  # a player with so many points wins
 
 
 def read_rom(path: Path | None = None) -> bytes:
-    """The 2,048 bytes of the cartridge.
-
-    Args:
-        path: of the ROM; by default that of the installed ale-py.
+    """Return the 2,048 bytes of the cartridge, by default from the installed ale-py.
 
     Raises:
-        EmulatorError: there is none, or it is not the Pong that this package translates.
+        EmulatorError: there is no ROM, or it is not the Pong that this package translates.
     """
     if path is None:
         package = find_spec("ale_py")

@@ -1,9 +1,9 @@
-"""What an instruction does, as statements of Python.
+"""Instructions as statements of Python.
 
-Registers become variables (``a``, ``x``, ``y``), and so do the processor's flags: ``n`` is a number
-whose bit 7 says negative, ``z`` one that is 0 for zero, ``c`` is 0 or 1, ``v`` is not 0 for an
-overflow. ``m`` is an operand, ``w`` a result before it is cut to eight bits. ``t`` is the
-processor's cycle in this picture. ``s`` is the state, ``g`` the game.
+Registers become variables (``a``, ``x``, ``y``), and so do flags: bit 7 of ``n`` is set if
+negative, ``z`` is 0 for zero, ``c`` is 0 or 1, ``v`` is not 0 after an overflow. ``m`` is an
+operand, ``w`` a result before it is cut to eight bits. ``t`` is the processor's cycle in this
+picture, ``s`` the state, ``g`` the game.
 """
 
 import re
@@ -30,15 +30,15 @@ CONDITIONS = {
 
 
 class Step(NamedTuple):
-    """A statement: it sets ``targets`` to what ``text`` comes to; or does what ``text`` says."""
+    """A statement: ``text``, whose value goes to ``targets`` if there are any."""
 
     text: str
     targets: tuple[str, ...] = ()
-    call: Any = None  # a routine: with `takes`, what it reads
+    call: Any = None  # a ``Translated`` routine
 
     @property
     def has_effect(self) -> bool:
-        """It cannot be left out even if nobody uses its targets."""
+        """Whether it must stay even if nobody uses its targets."""
         return not self.targets or self.call is not None
 
     @property
@@ -48,12 +48,12 @@ class Step(NamedTuple):
 
     @property
     def needs_time(self) -> bool:
-        """``t`` must be up to date before it."""
+        """Whether ``t`` must be up to date before it."""
         return self.call is not None or re.search(r"\bt\b(?! \+=)", self.text) is not None
 
 
 def return_address(instruction: Instruction, stack: int) -> Iterator[Step]:
-    """What a call leaves on the stack, which lies in RAM where everybody can see it."""
+    """Yield what a call pushes onto the stack, which lies in RAM where everybody can see it."""
     address = instruction.following - (1 if instruction.name == "JSR" else 0)
     yield Step(f"{_ram(stack)} = {address >> 8:#04x}")
     yield Step(f"{_ram(stack - 1)} = {address & 0xFF:#04x}")
@@ -66,7 +66,7 @@ def _ram(address: int) -> str:
 
 
 def _status(mask: int) -> str:
-    """The bits of the status register, as the processor pushes it; only those of the mask."""
+    """Return the masked bits of the status register, as the processor pushes it."""
     bits = {
         0x80: "(n & 0x80)",
         0x40: "((v != 0) << 6)",
@@ -78,7 +78,7 @@ def _status(mask: int) -> str:
 
 
 def meaning(i: Instruction, stack: int | None) -> Iterator[Step]:
-    """What an instruction does, as statements."""
+    """Yield what an instruction does, as statements."""
     name, register = i.name, REGISTER.get(i.name[-1], "")
     value = ""
     if i.mode not in ("implied", "relative") and not name.startswith(("ST", "J")):
@@ -145,7 +145,7 @@ def meaning(i: Instruction, stack: int | None) -> Iterator[Step]:
 
 
 def _operand(i: Instruction) -> tuple[str, list[Step]]:
-    """The operand that an instruction reads, and what must be done before."""
+    """Return the operand that an instruction reads, and the statements before it."""
     address = i.operand
     index = i.mode[-1]
     match i.mode:
@@ -198,7 +198,7 @@ def _tia_write(register: int, value: str) -> Iterator[Step]:
 
 
 def _push_status(i: Instruction, stack: int | None) -> Iterator[Step]:
-    """Pong points the stack at the television and so writes the zero flag into an enable bit."""
+    """Yield a PHP: Pong points the stack at the television, to write Z into an enable bit."""
     if stack is None or not 0x1D <= stack <= 0x1F:
         raise EmulatorError(f"{i} does not push into ENAM0, ENAM1 or ENABL")
     yield from _tia_write(stack, _status(0x02))

@@ -1,17 +1,17 @@
 """The state of a game: one column of numbers, read from top to bottom.
 
-All games together are an array ``s``, int32 (FIELDS, games); the numbers of a game lie side by side
-in memory. Clocks are colour clocks of the television, three to a cycle of the processor; both count
-from the line in which the last picture was complete.
+All games are an array ``s``, int32 (FIELDS, games), in which the numbers of a game lie side by
+side. Clocks are colour clocks of the television, three to a cycle of the processor. Both count from
+the line in which the last picture was completed.
 """
 
 from itertools import count
 
 RAM = 0  # 128 bytes, at the addresses 0x80 to 0xFF
 
-_fields = count(128)  # from here on a number each
+_fields = count(128)  # one number each
 
-# What is seen. The television draws a picture from these and the log of how they changed.
+# The visible registers. A picture is drawn from these and the log of their changes.
 COLUP0 = next(_fields)  # colour of player 0, and of the left score
 COLUP1 = next(_fields)  # colour of player 1, and of the right score
 COLUPF = next(_fields)  # colour of playfield and ball
@@ -39,7 +39,7 @@ VDELBL = next(_fields)  # 1: ENABL_OLD shows the ball
 CXP0 = next(_fields)  # 0x40: the ball has touched player 0
 CXP1 = next(_fields)  # 0x40: player 1
 CXPF = next(_fields)  # 0x80: the playfield
-COLLIDED = next(_fields)  # until this clock collisions have been looked for
+COLLIDED = next(_fields)  # collisions have been found up to this clock
 CHARGED = next(_fields)  # the cycle in which paddles' capacitors began to charge; -1: discharged
 
 # The chip with the timer and the ports (RIOT).
@@ -57,18 +57,18 @@ REGISTER_X = next(_fields)  # the one register that the next picture needs
 SCORE = next(_fields)  # points of player A less those of B
 EMULATED_FRAMES = next(_fields)  # of this game
 PLAYED_FRAMES = next(_fields)  # the emulated frames that the agent played
-NOOPS_DRAWN = next(_fields)  # how many resets this game had since it was seeded
+NOOPS_DRAWN = next(_fields)  # resets of this game since it was seeded
 
-# Logs of pictures. An observation is made of two pictures, and where a game ends in the middle of a
-# step, of those of the step before, too: hence two banks of two logs.
-LOG = next(_fields)  # the log that is written, its first field; 0 for none
-BANK = next(_fields)  # 0 or 1: where the last observation is
+# Logs of pictures. An observation is made of two pictures. If a game ends in the middle of a step,
+# it also needs the two of the previous step: hence two banks of two logs.
+LOG = next(_fields)  # first field of the log being written; 0: none
+BANK = next(_fields)  # 0 or 1: the bank of the last observation
 LOGS = next(_fields)  # the first of four
 
-# A log, from its first field on: what was seen at the beginning, and how it changed.
+# A log: the visible registers at the beginning, and their changes.
 LOG_COUNT = SEEN_END - SEEN  # the number of changes
 LOG_CHANGES = LOG_COUNT + 1  # the changes, each packed into one number (see `tia.record`)
-LOG_SIZE = 96  # how many are kept
+LOG_SIZE = 96  # changes kept
 LOG_FIELDS = LOG_CHANGES + LOG_SIZE
 
 FIELDS = LOGS + 4 * LOG_FIELDS

@@ -1,8 +1,7 @@
-"""The picture: drawn from what was seen at its beginning and the log of what changed.
+"""The picture: drawn from the registers at its beginning and the log of their changes.
 
-From one change to the next the beam shows the same, line after line, so lines are drawn once and
-referred to: a picture is a number of different rows, and for each of the 210 lines which of
-them it is. About 35 rows make a picture of Pong.
+Between two changes the beam shows the same, line after line. So each different row is drawn once,
+and each of the 210 lines refers to one of them. About 35 rows make a picture of Pong.
 """
 # ruff: noqa: F403, F405, all fields of the state
 
@@ -13,7 +12,7 @@ from .state import *
 from .tia import BLANK, COMB, FIRST_CLOCK, FIRST_LINE, LINE, LINES, WIDTH, playfield_at
 
 COMB_WIDTH = 8  # pixels
-LOOK = SEEN_END - SEEN  # numbers that say what is seen
+LOOK = SEEN_END - SEEN  # number of visible registers
 
 # Red, green and blue of the television's 128 colours, as ALE shows them; measured. A row is a hue,
 # from dark to bright. The chip ignores the lowest bit of a colour's number.
@@ -37,12 +36,12 @@ PALETTE = """
 """
 RGB = np.frombuffer(bytes.fromhex(PALETTE), np.uint8).reshape(-1, 3).repeat(2, axis=0)
 GREYS = np.rint(RGB @ (0.2989, 0.587, 0.114)).astype(np.uint8)
-COLOURS = np.arange(256, dtype=np.uint8)  # to see the colours' numbers instead
+COLOURS = np.arange(256, dtype=np.uint8)  # shades that show the colours' numbers
 
 
 @compiled
 def begin_log(s, g, log):
-    """Write what will be seen from now on into this log."""
+    """Begin this log with the registers as they are."""
     s[LOG, g] = log
     s[log + LOG_COUNT, g] = 0
     for field in range(SEEN, SEEN_END):
@@ -54,15 +53,15 @@ def draw(s, g, log, shades, look, rows, row_of, lines, columns):
     """Draw the picture of a log, or some lines and columns of it.
 
     Args:
-        s, g, log: which.
-        shades: uint8 (256,), what a colour is shown as.
-        look: int32 (LOOK,), to work in.
-        rows: uint8 (rows, WIDTH), gets the different rows.
-        row_of: int32 (LINES,), gets the row of each line.
-        lines, columns: those to draw, from one to before the other.
+        s, g, log: the state, the game, and the log's first field.
+        shades: uint8 (256,), how colours are shown.
+        look: int32 (LOOK,), working memory.
+        rows: uint8 (rows, WIDTH), output: the different rows.
+        row_of: int32 (LINES,), output: the row of each line.
+        lines, columns: those to draw, [first, last).
 
     Returns:
-        How many different rows there are; too many go into the last one.
+        The number of different rows; those that do not fit go into the last one.
     """
     for field in range(LOOK):
         look[field] = s[log + field, g]
@@ -99,14 +98,14 @@ def draw(s, g, log, shades, look, rows, row_of, lines, columns):
 
 @compiled
 def pixel_of(clock):
-    """The number of pixels that the beam has passed by a clock."""
+    """Return the number of pixels that the beam has passed by a clock."""
     shown = min(max(clock - FIRST_CLOCK, 0), LINES * LINE)
     return shown // LINE * WIDTH + max(shown % LINE - BLANK, 0)
 
 
 @compiled
 def paint(look, shades, row, begin, end):
-    """Paint a part of a row: what is in front comes later."""
+    """Paint a part of a row, from back to front."""
     if look[VBLANK - SEEN] != 0:
         row[begin:end] = shades[0]
         return
@@ -122,7 +121,7 @@ def paint(look, shades, row, begin, end):
 
 @compiled
 def paint_playfield(look, shades, row, begin, end):
-    """The playfield and the ball, in one colour; as a score in those of the players."""
+    """Paint playfield and ball in one colour, or a score in the players' colours."""
     colour = shades[look[COLUPF - SEEN]]
     control = look[CTRLPF - SEEN]
     score = control & 2
@@ -144,7 +143,7 @@ def paint_playfield(look, shades, row, begin, end):
 
 @compiled
 def paint_player(look, shades, row, begin, end, graphics, position, colour):
-    """A player's eight pixels."""
+    """Paint a player's eight pixels."""
     bits = look[graphics]
     if bits != 0:
         for pixel in range(8):

@@ -1,4 +1,4 @@
-"""Games that threads of the CPU play."""
+"""Games that CPU threads play."""
 
 import os
 import reprlib
@@ -18,24 +18,20 @@ from .state import EMULATED_FRAMES, FIELDS, NOOPS_DRAWN
 from .television import GREYS
 from .vector_env import BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
 
-Share = tuple[int, int, Scratch]  # games from one to before the other, and what to work in
+Share = tuple[int, int, Scratch]  # games [begin, end), and working memory
 Results = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
 class ThreadedPongVectorEnv(BasePongVectorEnv):
     """``PongVectorEnv`` with ``device="cpu"``.
 
-    While a step is being played, each thread owns its games' columns of the state, their rows of
-    the observations and results, and its own scratch memory. It only reads everything else: the
-    settings, the state of a new game, the no-ops. Only the caller's thread replaces those, in
-    ``_settle`` and ``_seed``, when no other thread is playing.
-
-    Args:
-        num_envs, settings: as for ``BasePongVectorEnv``.
-        seed, threads: as for ``PongVectorEnv``.
+    During a step, each thread owns its games' columns of the state, their rows of the observations
+    and results, and its own scratch memory. It only reads everything else: the settings, the state
+    of a new game, the no-ops. Only the caller's thread replaces those, in ``_settle`` and
+    ``_seed``, when no other thread is playing.
     """
 
-    # A step that was sent: the shares of other threads, and what is left to the one that waits.
+    # A step in progress: shares of other threads, and those left to the thread that waits.
     _playing: tuple[list[Future], list[Callable[[], dict[int, np.ndarray]]]] | None = None
 
     def __init__(
@@ -43,7 +39,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     ) -> None:
         check_at_least(0, threads=threads)
         super().__init__(num_envs, settings)
-        # Two games at least: the compiled functions know arrays whose columns lie side by side.
+        # At least two games, for the layout that Numba compiles the functions for.
         self._state = np.zeros((FIELDS, max(2, self.num_envs)), np.int32, order="F")
         threads = min(threads or numba.config.NUMBA_DEFAULT_NUM_THREADS, self.num_envs)
         edges = np.linspace(0, self.num_envs, threads + 1).astype(int)
@@ -57,14 +53,14 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         """Begin new games.
 
         Args:
-            seed: as for ``PongVectorEnv``; None: no-ops are drawn on from where they are.
-            options: there are none.
+            seed: as for ``PongVectorEnv``; None: continue to draw no-ops from the last seed.
+            options: not supported.
 
         Returns:
             Observations uint8 (num_envs, stack, 84, 84) and info, both new.
 
         Raises:
-            ValueError: there are options, or not as many seeds as games.
+            ValueError: options were given, or not as many seeds as games.
             EmulatorError: a picture changed too often to be drawn.
         """
         self._check_reset(options)
@@ -79,12 +75,12 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         return observations.copy(), self._info()
 
     def send(self, actions: np.ndarray) -> None:
-        """Let the games go on with these actions, integers (num_envs,); returns at once.
+        """Begin a step with these actions, integers (num_envs,), and return at once.
 
-        With one thread ``recv`` plays: another one would only take its core away from this one.
+        With one thread, ``recv`` plays: another thread would only take the core away from this one.
 
         Raises:
-            ValueError: these are no actions.
+            ValueError: actions are invalid.
             gymnasium.error.Error: closed, never reset, or ``recv`` was not called in between.
         """
         self._begin("send", actions, own=self._shares if len(self._shares) == 1 else [])
@@ -94,7 +90,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
 
         Returns:
             Observations uint8 (num_envs, stack, 84, 84), rewards int32 (num_envs,), terminated and
-            truncated, both bool (num_envs,), and info; all of them new arrays.
+            truncated, both bool (num_envs,), and info; all of them new.
 
         Raises:
             gymnasium.error.NoAsyncCallError: ``send`` was not called before.
@@ -111,16 +107,16 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
                 info["final_obs"][g] = observation
         if self._settings.reward_clipping:
             np.sign(rewards, out=rewards)
-        # The next ones begin with these, so who gets them gets a copy: 1 to 5 % of a step.
+        # The next step reads these, so return a copy, which takes 1 to 5 % of a step.
         return self._observations.copy(), rewards, terminated, truncated, info
 
     def step(self, actions: np.ndarray) -> Results:
-        """``send`` and ``recv``; this thread plays a share itself, as handing it on takes 40 us."""
+        """Step; this thread plays a share, because handing it on takes 40 us."""
         self._begin("step", actions, own=self._shares[-1:])
         return self.recv()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: all but the threads; a copy of the games has its own."""
+        """Return everything but the threads, for pickle and deepcopy; a copy starts its own."""
         if self._playing:
             raise AlreadyPendingCallError("copy: call recv first, the games are on", "copy")
         wait(self._handed_on)
@@ -137,11 +133,11 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """End the threads."""
         self._playing = None
-        if hasattr(self, "_pool"):  # not where the arguments were refused
+        if hasattr(self, "_pool"):  # missing if the arguments were refused
             self._pool.shutdown()
 
     def _begin(self, call: str, actions: np.ndarray, own: list[Share]) -> None:
-        """Begin a step; ``own`` are the last shares, which whoever waits for it plays."""
+        """Begin a step; whoever waits for it plays ``own``, the last shares."""
         self._check_turn(call)
         actions = np.asarray(actions)
         good = actions.dtype.kind in "iu" and actions.shape == (self.num_envs,)
@@ -163,7 +159,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     def _settle(self) -> None:
         """Wait until no thread plays, and draw no-ops if a game has none left for a reset."""
         if self._process != os.getpid():
-            self._begin_threads()  # a fork has no threads of the process that it comes from
+            self._begin_threads()  # a forked process has no threads
         wait(self._handed_on)  # a step that Ctrl-C interrupted is still played
         if self._state[NOOPS_DRAWN].max() == len(self._noops):
             self._draw_noops(2 * len(self._noops))
@@ -172,7 +168,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         self, begin: int, end: int, work: Scratch, actions: np.ndarray, before: np.ndarray,
         after: np.ndarray,
     ) -> dict[int, np.ndarray]:  # fmt: skip
-        """What a thread does: a step of its games, and new ones for those that ended."""
+        """Step this thread's games and restart those that ended; return their last observations."""
         rewards, over, cut = self._results
         changes = step_games(
             self._state, begin, end, GREYS, self._seen, work, actions, self._stepping, before,
@@ -190,7 +186,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         check_changes(reset_games(self._state, begin, end, *args))
 
     def _wait(self) -> dict[int, np.ndarray]:
-        """Until all games had their step; the last observations of those that ended."""
+        """Wait for all games; return the last observations of those that ended."""
         others, own = self._playing or ([], [])
         self._playing = None
         last: dict[int, np.ndarray] = {}

@@ -1,15 +1,14 @@
 """The television chip (TIA): registers that say what the beam shows, while it shows it.
 
-There is no picture memory. The beam passes 262 lines of 228 colour clocks, three to a cycle of the
-processor, the last 160 of a line in sight, and the program changes the registers just in time.
-Here only those changes are written down, with their clock: ``television.py`` draws from them, if
-somebody wants to see the picture. What the program itself asks about the picture, what the ball has
-touched, is worked out as the changes come.
+There is no picture memory: the beam passes 262 lines of 228 colour clocks (the last 160 visible),
+three to a cycle of the processor, and the program changes the registers just in time. Changes are
+logged with their clocks; ``television.py`` draws pictures from the log. Collisions of the ball,
+which the program reads, are computed at each change.
 
-Of the chip only that is there which Pong uses in its first game: players of one copy, eight
-pixels wide and not reflected; missiles that stay locked and unseen; no sound.
+Only what Pong uses in its first game is implemented: players of one copy, eight pixels wide and not
+reflected; missiles that stay locked and unseen; no sound.
 
-Source: Stella Programmer's Guide, Wright 1979; after how many clocks a write shows was measured.
+Source: Stella Programmer's Guide, Wright 1979; the clocks until a write shows were measured.
 """
 # ruff: noqa: F403, F405, all fields of the state
 
@@ -27,7 +26,7 @@ CYCLES_PER_OHM = 1.6e-8 * 1.19e6  # 1.6 time constants of 10 nF until an input r
 
 @compiled
 def write(s, g, clock, field, value):
-    """Set what is seen from a colour clock on."""
+    """Set a visible register from a colour clock on."""
     if s[field, g] != value:
         collide(s, g, clock)
         s[field, g] = value
@@ -40,21 +39,21 @@ def record(s, g, clock, field, value):
     log = s[LOG, g]
     if log != 0:
         count = s[log + LOG_COUNT, g]
-        s[log + LOG_COUNT, g] = count + 1  # beyond the size, too: so it can be noticed
+        s[log + LOG_COUNT, g] = count + 1  # beyond the size, too, so that it is noticed
         if count < LOG_SIZE:
             s[log + LOG_CHANGES + count, g] = clock << 13 | (field - SEEN) << 8 | value
 
 
 @compiled
 def collide(s, g, clock):
-    """Find out what the ball touches until a clock, as long as nothing changes."""
+    """Find what the ball has touched up to a clock; call it before anything changes."""
     begin, end = max(s[COLLIDED, g], FIRST_CLOCK), min(clock, LAST_CLOCK)
     s[COLLIDED, g] = clock
     if s[BALL, g] == 0 or s[VBLANK, g] != 0:
         return
     for pixel in range(1 << (s[CTRLPF, g] >> 4 & 3)):
         x = (s[POSBL, g] + pixel) % WIDTH
-        before = LINE - 1 - BLANK - x  # so many lines have come to this pixel at a clock:
+        before = LINE - 1 - BLANK - x  # (clock + before) // LINE lines have reached it
         if (end + before) // LINE > (begin + before) // LINE:
             if playfield_at(s[CTRLPF, g], s[PF0, g], s[PF1, g], s[PF2, g], x >> 2):
                 s[CXPF, g] = 0x80
@@ -66,7 +65,7 @@ def collide(s, g, clock):
 
 @compiled
 def playfield_at(control, pf0, pf1, pf2, block):
-    """Whether the playfield covers a block of 4 pixels: 20 bits, and again, or reflected."""
+    """Return whether the playfield covers a block of 4 pixels: 20 bits, repeated or reflected."""
     if block >= 20:
         block = 39 - block if control & 1 else block - 20
     if block < 4:
@@ -78,7 +77,7 @@ def playfield_at(control, pf0, pf1, pf2, block):
 
 @compiled
 def player_at(graphics, position, x):
-    """Whether a player covers a pixel."""
+    """Return whether a player covers a pixel."""
     offset = (x - position) % WIDTH
     return graphics << offset & 0x80 if offset < 8 else 0
 
@@ -92,7 +91,7 @@ def vblank(s, g, t, value):
 
 @compiled
 def playfield(s, g, t, field, value):
-    """PF0, PF1, PF2: they show when their next four pixels begin."""
+    """PF0, PF1, PF2: a write shows from the next block of four pixels on."""
     phase = t & 3
     delay = 4 if phase == 0 else 5 if phase == 1 else 2 if phase == 2 else 3
     write(s, g, 3 * t + delay, field, value)
@@ -100,14 +99,14 @@ def playfield(s, g, t, field, value):
 
 @compiled
 def reset_position(s, g, t, field, blank):
-    """RESP0, RESP1, RESBL: the left edge is here; ``blank`` is where it is outside of sight."""
+    """RESP0, RESP1, RESBL: move the left edge to the beam, or to ``blank`` if that is unseen."""
     x = 3 * t % LINE - BLANK
     write(s, g, 3 * t, field, blank if x < 0 else (x + blank + 2) % WIDTH)
 
 
 @compiled
 def player1_graphics(s, g, t, value):
-    """GRP1; it also lets the delayed ball follow."""
+    """GRP1: set player 1, and let the delayed ball follow."""
     write(s, g, 3 * t + 1, GRP1, value)
     s[ENABL_OLD, g] = s[ENABL, g]
     if s[VDELBL, g] != 0:
@@ -116,7 +115,7 @@ def player1_graphics(s, g, t, value):
 
 @compiled
 def enable_ball(s, g, t, value):
-    """ENABL."""
+    """ENABL: show or hide the ball."""
     s[ENABL, g] = value & 0x02
     if s[VDELBL, g] == 0:
         write(s, g, 3 * t, BALL, value & 0x02)
@@ -131,7 +130,7 @@ def delay_ball(s, g, t, value):
 
 @compiled
 def hmove(s, g, t):
-    """HMOVE: move what HMP0, HMP1 and HMBL say, to the left if positive."""
+    """HMOVE: move objects by HMP0, HMP1 and HMBL, to the left if positive."""
     move(s, g, t, POSP0, s[HMP0, g])
     move(s, g, t, POSP1, s[HMP1, g])
     move(s, g, t, POSBL, s[HMBL, g])
@@ -154,7 +153,7 @@ def cxclr(s, g, t):
 
 @compiled
 def read(s, g, t, register):
-    """What the chip puts on the bus for one of its 16 registers that are read; the high bits."""
+    """Return the high bits that the chip puts on the bus for one of its 16 readable registers."""
     if 2 <= register <= 6:
         collide(s, g, 3 * t)
         touched = s[CXP1, g] if register == 3 else s[CXPF, g] if register == 6 else 0
@@ -168,6 +167,6 @@ def read(s, g, t, register):
 
 @compiled
 def charged(s, g, t, resistance):
-    """0x80 once the capacitor behind a paddle is charged; the program counts lines until then."""
+    """Return 0x80 once a paddle's capacitor is charged; the program counts lines until then."""
     begun = s[CHARGED, g]
     return 0x80 if begun >= 0 and t > begun + int(CYCLES_PER_OHM * resistance) else 0

@@ -1,10 +1,9 @@
-"""The translation: from machine code to Python functions that say the same.
+"""The translation: from machine code to Python functions that do the same.
 
-Of every instruction ``semantics.py`` knows the statements. Here they are put together. The
-cycle ``t`` is brought up to date only where somebody looks at the clock. A value that nobody uses
-is not computed, and a routine takes what it uses and returns what is used of it, so most flags
-vanish. A routine is translated once for every depth of the stack at which it is called, so
-addresses on the stack are constants, too.
+``semantics.py`` has the statements of every instruction; this file puts them together. The cycle
+``t`` is updated only where something looks at the clock. Unused values are neither computed, nor
+passed to or from routines, so most flags vanish. A routine is translated once per depth of the
+stack, so addresses on the stack are constants, too.
 
 Where a block leads to one of several places further down, ``at`` says to which.
 """
@@ -42,7 +41,7 @@ class Translated:
             self.name = "emulated_frame"
         self.steps: dict[int, list[tuple[Instruction | None, list[Step]]]] = {}
         self.live: dict[int, set[str]] = {start: set() for start in routine.blocks}  # on entry
-        self.wanted: set[str] = set()  # of what it may change, by those who call it
+        self.wanted: set[str] = set()  # changed variables that its callers use
         self.changes: set[str] = set()
 
     @property
@@ -52,7 +51,7 @@ class Translated:
 
     @property
     def arguments(self) -> list[str]:
-        """What it is called with."""
+        """The arguments that it is called with."""
         boot = ["boot"] * (self.routine.entry == POWER_ON)
         return ["s", "g", "t", *boot, *sorted(self.takes)]
 
@@ -63,12 +62,12 @@ class Translated:
 
 
 def translate(program: Program) -> str:
-    """The source of a Python module with the function ``emulated_frame(s, g, t, boot, ...)``.
+    """Return the source of a module with the function ``emulated_frame(s, g, t, boot, ...)``.
 
     It needs the names of ``bus.py``, ``tia.py``, ``riot.py`` and ``state.py``. ``s`` is the state,
-    int32 (fields, games), and ``g`` the game. ``emulated_frame`` runs from where the last picture
-    was complete, or, if ``boot``, from power-on, until the next one is. It returns ``t`` and the
-    registers that the next one needs.
+    int32 (fields, games), and ``g`` the game. ``emulated_frame`` runs until the next picture is
+    complete, from the last one, or from power-on if ``boot``. It returns ``t`` and the registers
+    that the next call needs.
 
     Raises:
         EmulatorError: the program does what this translation does not know.
@@ -92,7 +91,7 @@ def translate(program: Program) -> str:
 def _translate_blocks(
     done: Translated, program: Program, subroutines: dict[int, Routine], routines: dict
 ) -> None:
-    """Fill in the steps of a routine, and translate those that it calls before it."""
+    """Fill in the steps of a routine, after translating those that it calls."""
 
     def called(entry: int, stack: int | None) -> Translated:
         if (entry, stack) not in routines:
@@ -142,7 +141,7 @@ def _stack_after(
 
 
 def _find_changes(routines: list[Translated]) -> None:
-    """Which variables a routine, or what it calls, may change."""
+    """Find the variables that each routine, or what it calls, may change."""
     for routine in [*routines[1:], routines[0]]:  # what is called comes first
         for _, steps in chain.from_iterable(routine.steps.values()):
             for step in steps:
@@ -150,10 +149,10 @@ def _find_changes(routines: list[Translated]) -> None:
 
 
 def _liveness(routines: list[Translated], after_picture: int) -> bool:
-    """A round of working out which variables are used later; whether anything was new."""
+    """Run one round of liveness analysis; return whether anything was new."""
     changed = False
     top = routines[0]
-    top.wanted = top.live[after_picture]  # the next picture goes on with them
+    top.wanted = top.live[after_picture]  # the next picture uses them
     for routine in routines:
         for start in reversed(list(routine.steps)):
             live = _live_at_end(routine, routine.routine.blocks[start])
@@ -167,7 +166,7 @@ def _liveness(routines: list[Translated], after_picture: int) -> bool:
 
 
 def _live_at_end(routine: Translated, block: Block) -> set[str]:
-    """The variables that are used after a block."""
+    """Return the variables that are used after a block."""
     if not block.targets:
         return set(routine.wanted)
     live = set().union(*(routine.live[target] for target in block.targets))
@@ -177,7 +176,7 @@ def _live_at_end(routine: Translated, block: Block) -> set[str]:
 
 
 def _live_before(step: Step, live: set[str]) -> tuple[set[str], bool]:
-    """The variables used from a step on; and whether its call was asked for more than before."""
+    """Return the variables used from a step on, and whether its call must return more of them."""
     if step.call:
         asked = live & step.call.changes
         new = not asked <= step.call.wanted
@@ -189,11 +188,11 @@ def _live_before(step: Step, live: set[str]) -> tuple[set[str], bool]:
 
 
 class Writer:
-    """Writes the statements of a routine as lines of Python."""
+    """Write the statements of a routine as lines of Python."""
 
     def __init__(self, routine: Translated, statements: list) -> None:
         self.routine = routine
-        self.guarded: set[int] = set()  # targets whose Goto must say so in ``at``
+        self.guarded: set[int] = set()  # targets whose Goto must set ``at``
         self._find_guarded(statements)
 
     def _find_guarded(self, statements: list) -> None:
@@ -213,7 +212,7 @@ class Writer:
             out |= ways_out([statement])
 
     def write(self, statements: list, cycles: int = 0, loop: Loop | None = None) -> list[str]:
-        """The lines of statements that begin so many cycles after ``t``, maybe in a loop."""
+        """Return the lines of statements, ``cycles`` after ``t``, in a loop if there is one."""
         lines: list[str] = []
         out: set[int] = set()
         for statement in statements:
@@ -241,7 +240,7 @@ class Writer:
         return lines
 
     def _code(self, block: Block, cycles: int) -> tuple[list[str], int]:
-        """The lines of a block, and the cycles since ``t`` at its end."""
+        """Return the lines of a block, and the cycles since ``t`` at its end."""
         live = _live_at_end(self.routine, block)
         kept: list[tuple[Instruction | None, list[Step]]] = []
         for instruction, steps in reversed(self.routine.steps[block.start]):
@@ -263,7 +262,7 @@ class Writer:
         return lines, cycles
 
     def _branch(self, branch: If, cycles: int, loop: Loop | None) -> list[str]:
-        """A branch; one that is taken costs a cycle, and another one where it leaves its page."""
+        """Return a branch; taking it costs a cycle, and another one if it leaves its page."""
         cycles_taken, condition = cycles, "boot"
         if branch.block.start != POWER_ON:
             instruction = branch.block.instructions[-1]
@@ -283,7 +282,7 @@ class Writer:
 
 
 def indent(lines: list[str]) -> list[str]:
-    """Lines of a block."""
+    """Return indented lines."""
     return ["    " + line for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""Pong's program as compiled functions, translated on the first start and then kept."""
+"""Pong's program as compiled functions, translated on the first start and then cached."""
 
 import importlib.util
 import sys
@@ -23,7 +23,7 @@ from {__package__}.tia import *
 
 
 def source() -> str:
-    """The translation, as Python."""
+    """Return the translation as Python."""
     return HEADER + translate(Program(read_rom(), PICTURE_END, INDIRECT, ALWAYS))
 
 

@@ -1,4 +1,4 @@
-"""What games on the CPU and on a GPU have in common: settings, spaces, seeds and turns."""
+"""The common part of games on the CPU and on a GPU: settings, spaces, seeds and turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,19 +19,15 @@ from .state import FIELDS, LOG_SIZE, NOOPS_DRAWN, RAM
 from .television import COLOURS, RGB
 from .tia import LINES, WIDTH
 
-DRAWS = 64  # resets that are drawn at once
-MOST = 2**31 - 1  # what a number of the state can be
+DRAWS = 64  # resets whose no-ops are drawn at once
+MOST = 2**31 - 1  # the largest number in the state
 
 Seed = int | Sequence[int] | np.ndarray
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How an agent sees the games; see ``PongVectorEnv``.
-
-    Raises:
-        ValueError: a number is too small, or there is no such render mode.
-    """
+    """The settings of ``PongVectorEnv``; ValueError if one is out of range or unknown."""
 
     stack: int
     frame_skip: int
@@ -57,7 +53,7 @@ class Settings:
 
 
 def check_at_least(least: int, **numbers: int) -> None:
-    """Raise ValueError if a number is smaller, too large, or not whole; its name is told."""
+    """Raise ValueError, with the name, if a number is smaller, too large or not whole."""
     for name, number in numbers.items():
         whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
         if not whole or not least <= number <= MOST:
@@ -66,15 +62,7 @@ def check_at_least(least: int, **numbers: int) -> None:
 
 
 class BasePongVectorEnv(VectorEnv):
-    """Games of Pong; whoever plays them has the state and the turns.
-
-    Args:
-        num_envs: games played at once.
-        settings: how an agent sees them.
-
-    Raises:
-        ValueError: num_envs is too small.
-    """
+    """The base class of Pong games; subclasses have the state and play."""
 
     _state: Any  # int32 (FIELDS, games)
     _noops: np.ndarray  # int32 (draws, games): emulated frames before the agent plays, by reset
@@ -96,22 +84,22 @@ class BasePongVectorEnv(VectorEnv):
         self._shape = (num_envs, settings.stack, SIZE, SIZE)  # of observations
         self._settings = settings
         self._seen = int(settings.rows[0]), int(settings.rows[1])
-        # Of a step, as the compiled functions take it.
+        # The settings of a step, for the compiled functions.
         limit = settings.max_num_frames_per_episode
         self._stepping = int(settings.frame_skip), bool(settings.max_pool), int(limit)
 
     @cached_property
     def _beginning(self) -> np.ndarray:
-        """The state of a new game, int32 (FIELDS,); the first one waits for the compiler."""
+        """The state of a new game, int32 (FIELDS,). The first access compiles the emulator."""
         return new_game()
 
     @cached_property
     def observation_space(self) -> Space:  # type: ignore[override]
-        """Of all games; its bounds take four times the memory of an observation."""
+        """The batched observation space. Its bounds need four times an observation's memory."""
         return batch_space(self.single_observation_space, self.num_envs)
 
     def _seed(self, seed: Seed | None) -> None:
-        """Seed all games: each with its own number, or with the first one's plus its place."""
+        """Seed each game with its own number, or with ``seed`` plus its place."""
         if seed is None:
             seed = np.random.SeedSequence().generate_state(1)[0] >> 2
         seeds = np.asarray(seed)
@@ -157,11 +145,11 @@ class BasePongVectorEnv(VectorEnv):
         return self._here(self._state[RAM : RAM + 128, : self.num_envs]).T.astype(np.uint8)
 
     def _here(self, state: Any) -> np.ndarray:
-        """A part of the state, in the CPU's memory."""
+        """Return a part of the state in the CPU's memory."""
         return state
 
     def screen(self, i: int) -> np.ndarray:
-        """The last picture of game ``i``, uint8 (210, 160), as numbers of colours.
+        """Return the last picture of game ``i``, uint8 (210, 160), as numbers of colours.
 
         Raises:
             IndexError: there is no such game.
@@ -170,17 +158,16 @@ class BasePongVectorEnv(VectorEnv):
         self._check_turn("screen")
         if i not in range(self.num_envs):
             raise IndexError(f"there is no game {i}, there are 0 to {self.num_envs - 1}")
-        state = np.zeros((FIELDS, 2), np.int32, order="F")  # two, so that it counts as many games
+        state = np.zeros((FIELDS, 2), np.int32, order="F")  # two games, for Numba's usual layout
         state[:, 0] = self._here(self._state[:, i])
         picture = np.empty((LINES, WIDTH), np.uint8)
         draw_game(state, 0, COLOURS, scratch(), picture)
         return picture
 
     def render(self) -> tuple[np.ndarray, ...] | None:
-        """The last picture of every game, in colours: uint8 (210, 160, 3) each.
+        """Return every game's last picture, uint8 (210, 160, 3), or None without a render mode.
 
-        Returns:
-            The pictures; None without a render mode. Errors are those of ``screen``.
+        Errors are those of ``screen``.
         """
         if self.render_mode is None:
             return None
@@ -195,12 +182,12 @@ def check_changes(changes: int) -> None:
 
 
 def _uniform(random: np.random.RandomState, below: int, count: int) -> np.ndarray:
-    """Numbers from 0 to ``below`` - 1, as C++'s library draws them from a Mersenne twister.
+    """Draw numbers from 0 to ``below`` - 1, like C++'s library with a Mersenne twister.
 
     Source: Lemire, arXiv:1805.10941.
     """
     drawn = np.zeros(0 if below else count, np.int64)
-    while missing := count - len(drawn):  # and no number more: the next call goes on from here
+    while missing := count - len(drawn):  # and not one more: the next call continues here
         products = below * random.randint(2**32, size=missing, dtype=np.uint32).astype(np.int64)
         drawn = np.append(drawn, products[products % 2**32 >= 2**32 % below] >> 32)
     return drawn

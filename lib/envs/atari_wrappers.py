@@ -1,8 +1,7 @@
 """The DeepMind preprocessing of Atari games, in PyTorch's layout (channels first).
 
-Source: Mnih et al., Nature 518 (2015), methods; Machado et al., arXiv:1709.06009, for what
-each choice does to the game. Every wrapper has one job; ``make_atari`` and ``wrap_deepmind``
-combine them.
+Source: Mnih et al., Nature 518 (2015), methods; Machado et al., arXiv:1709.06009, for the effect of
+each choice. Every wrapper has one job; ``make_atari`` and ``wrap_deepmind`` combine them.
 """
 
 import re
@@ -51,10 +50,10 @@ class NoopReset(gym.Wrapper):
 class Skip(gym.Wrapper):
     """Repeat every action ``skip`` times, sum the rewards and return the last frame.
 
-    With ``max_pool`` return the pixelwise maximum of the last two: the Atari 2600 draws some
-    objects in every other frame only, and the maximum shows them all. It is that of colours, as in
-    the Nature paper, ptan and Stable-Baselines3; with ``obs_type="grayscale"`` that of greys, as in
-    ALE's vector environment and gymnasium's ``AtariPreprocessing``. They are up to 16 greys apart.
+    With ``max_pool``, return the pixelwise maximum of the last two frames, because the Atari 2600
+    draws some objects only in every other frame. It is taken of colours, as in the Nature paper,
+    ptan and Stable-Baselines3. With ``obs_type="grayscale"`` it is taken of greys, as in ALE's
+    vector environment and gymnasium's ``AtariPreprocessing``. The two differ by up to 16 greys.
 
     >>> env = Skip(gym.make("PongNoFrameskip-v4"), skip=4, max_pool=True)
     """
@@ -80,8 +79,8 @@ class Skip(gym.Wrapper):
 class EpisodicLife(gym.Wrapper):
     """End the episode with every lost life, but reset the game only when it is over.
 
-    The learner sees that a lost life ends all later rewards. The agent still sees the later parts
-    of a game. A game without lives (Pong) does not change.
+    The learner sees that a lost life ends all later rewards, and the agent still plays whole games.
+    Games without lives (Pong) do not change.
 
     >>> env = EpisodicLife(gym.make("BreakoutNoFrameskip-v4"))
     """
@@ -135,8 +134,8 @@ def _pillow(frame: np.ndarray, size: tuple[int, int], resampling: Image.Resampli
     return np.array(Image.fromarray(frame).resize(size, resampling))
 
 
-# From a grey frame of any size to one of this (width, height). Pillow-SIMD replaces Pillow under
-# its name and is then what the "pillow" ones use.
+# Each resizes a grey frame to (width, height). The "pillow" ones use Pillow-SIMD if that is
+# installed in place of Pillow.
 RESIZERS: dict[str, Callable[[np.ndarray, tuple[int, int]], np.ndarray]] = {
     "opencv-area": partial(cv2.resize, interpolation=cv2.INTER_AREA),
     "opencv-linear": partial(cv2.resize, interpolation=cv2.INTER_LINEAR),
@@ -158,7 +157,7 @@ class WarpFrame(gym.ObservationWrapper):
         self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
-        # Grey first: then one channel is resized instead of three.
+        # Grey first, so that one channel is resized instead of three.
         if observation.ndim == 3:
             observation = cv2.cvtColor(observation, cv2.COLOR_RGB2GRAY)
         return self.resize(observation, self.size)[:, :, np.newaxis]
@@ -190,14 +189,11 @@ class ClipReward(gym.RewardWrapper):
 
 
 class LazyFrames:
-    """Stacked frames that are concatenated only when an array is needed.
+    """Stacked frames, (c, height, width) each, that are concatenated only when needed.
 
-    Consecutive stacks share their frame objects, so a frame is in memory once. ``frames`` gives
-    them without a copy. ``np.asarray(frames)`` is quicker than ``torch.tensor(frames)``, and what
-    Stable-Baselines3's ``check_env`` wants of observations.
-
-    Args:
-        frames: arrays of shape (c, height, width), oldest first.
+    Consecutive stacks share their frames, so each frame is in memory once. ``frames``, oldest
+    first, gives access without a copy. ``np.asarray(stack)`` is quicker than
+    ``torch.tensor(stack)``, and Stable-Baselines3's ``check_env`` expects it of observations.
     """
 
     def __init__(self, frames: Sequence[np.ndarray]) -> None:
@@ -218,7 +214,7 @@ class LazyFrames:
         return np.asarray(self)[index]
 
     def __eq__(self, other: object) -> bool:
-        """Whether all pixels are the same; arrays would compare each by itself."""
+        """Compare all pixels at once, where arrays compare each by itself."""
         return isinstance(other, LazyFrames) and np.array_equal(self, other)
 
 
@@ -250,7 +246,7 @@ class FrameStack(gym.Wrapper):
 
 
 class LifeStack(FrameStack):
-    """Repeat the first frame after a lost life, too, within an episode, as vector games do."""
+    """Repeat the first frame after a lost life, too, as the vector environments do."""
 
     def step(self, action: Any) -> StepResult:
         ale = self.unwrapped.ale  # type: ignore[attr-defined]
@@ -273,16 +269,16 @@ def make_atari(
     Args:
         env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
         noop_max: begin with 1 to this many no-ops; 0: none.
-        skip: emulated frames of an agent step.
-        max_pool: the maximum of the last two skipped frames, not the last one alone.
+        skip: emulated frames per agent step.
+        max_pool: take the maximum of the last two skipped frames, not the last one alone.
         kwargs: passed to ``gymnasium.make``.
 
     Raises:
-        ValueError: if there is no such game, or ALE would skip frames of its own.
+        ValueError: the game is unknown, or ``frameskip`` was given.
     """
     check_env_id(env_id)
     if "frameskip" in kwargs:
-        raise ValueError("frameskip would come on top of the frame skip here: give skip instead")
+        raise ValueError("frameskip would multiply the frame skip: give skip instead")
     env = gym.make(env_id, **kwargs)
     if noop_max:
         env = NoopReset(env, noop_max)
@@ -301,14 +297,8 @@ def wrap_deepmind(
 ) -> FrameStack:
     """Wrap a game of ``make_atari`` for a DQN: observations of shape (stack, size, size).
 
-    Args:
-        env: what ``make_atari`` returned.
-        episodic_life: a lost life ends the episode.
-        fire_reset: press FIRE after a reset, where the game has it.
-        resize: a key of ``RESIZERS``.
-        clip_reward: clip rewards to their sign.
-        stack: frames per observation.
-        size: height and width of a frame.
+    By default, a lost life ends the episode, FIRE is pressed after a reset if the game has it, and
+    rewards are clipped to their sign. ``resize`` is a key of ``RESIZERS``.
     """
     if episodic_life:
         env = EpisodicLife(env)
@@ -321,7 +311,7 @@ def wrap_deepmind(
 
 
 def check_env_id(env_id: str) -> None:
-    """Raise ValueError unless it is a registered NoFrameskip-v4 game: no sticky actions."""
+    """Raise ValueError unless this is a registered NoFrameskip-v4 game (no sticky actions)."""
     if not env_id.endswith("NoFrameskip-v4") or env_id not in gym.registry:
         games = [name for name in gym.registry if name.endswith("NoFrameskip-v4")]
         name = re.sub("^ALE/|(NoFrameskip)?(-v.)?$", "", env_id)

@@ -9,48 +9,45 @@ from ale_py import ALEState
 
 from lib.seeds import game_seeds
 
-RESET = -1  # recorded as an action: a reset within a game, after a lost life
+RESET = -1  # recorded like an action: a reset within a game, after a lost life
 
 
 class Episode(NamedTuple):
-    """A whole game, across lives; with ``EpisodicLife`` every life is an episode of it."""
+    """The outcome of a whole game, across all lives."""
 
     reward: float  # unclipped
-    steps: int  # those of the agent: a FIRE or no-op of a wrapper does not count
+    steps: int  # agent steps, without a wrapper's FIRE or no-ops
 
 
 class Transitions(NamedTuple):
-    """One step of every environment, in few bytes: only the frames that it added.
+    """One step of every environment, stored as the few frames that it added.
 
-    The stacked states follow from the frames, see ``lib.learning.replay_buffer``.
+    The stacked states follow from these frames, see ``lib.learning.replay_buffer``.
     """
 
     actions: np.ndarray  # int64, (n,)
     rewards: np.ndarray  # float32, (n,), as the wrappers pass them on
-    terminated: np.ndarray  # bool, (n,): no value follows; a truncated episode is not terminated
+    terminated: np.ndarray  # bool, (n,): no value follows; False for truncated episodes
     frames: np.ndarray  # uint8, (n, height, width): the newest frame of each next state
-    episode_starts: np.ndarray  # bool, (n,): an episode begins with the state
-    first_frames: np.ndarray  # uint8, (episodes, height, width): the frames of these states
-    episodes: list[Episode | None]  # (n,): the whole game that ended with the step
+    episode_starts: np.ndarray  # bool, (n,): the state begins an episode
+    first_frames: np.ndarray  # uint8, (episodes, height, width): the frames of those states
+    episodes: list[Episode | None]  # (n,): the whole game that ended with this step
 
 
 class ExperienceSource:
-    """Steps environments in turn, forever; after an episode the next one begins.
+    """Step environments in turn, forever; after an episode the next one begins.
 
-    Iterating yields lists of ``steps`` steps: the actions of all environments are chosen together,
-    then each environment is stepped.
+    Iterating yields lists of ``steps`` steps. Each step chooses all actions before playing any.
 
-    A checkpoint gets back into the middle of games by playing them again. The state of a game is
-    spread over the emulator and all wrappers, but it follows from how the game began and from the
-    actions since then. It begins with the random state, and with what the game before has left in
-    the emulator: ALE draws the RAM of some games anew. So a game must not be random in other ways,
-    as with sticky actions.
+    A game's state is spread over the emulator and all wrappers. So a checkpoint stores how each
+    game began and the actions since then, and loading it plays them again. The emulator's state
+    after the previous game is part of the beginning, because ALE randomises the RAM of some games.
+    Games must not be random in other ways, as with sticky actions.
 
     Args:
         envs: Atari games whose observations are ``LazyFrames``.
         agent: maps the list of current states to their actions.
-        seed: of the run, see ``lib.seeds``; games differ, and can be repeated.
-        steps: agent steps of every environment per list.
+        seed: seed of the run, see ``lib.seeds``.
     """
 
     def __init__(
@@ -62,19 +59,19 @@ class ExperienceSource:
     ) -> None:
         self.envs, self.agent, self.steps = envs, agent, steps
         self._states: list[Any] = []
-        self._starts = np.ones(len(envs), dtype=bool)  # whether the next step begins an episode
-        self._frames = np.zeros(len(envs), dtype=np.int64)  # of the current game
-        # Of each current game: its seed, or if it was not the first its ``before``; its actions.
+        self._starts = np.ones(len(envs), dtype=bool)  # the next step begins an episode
+        self._frames = np.zeros(len(envs), dtype=np.int64)  # steps of the current game
+        # How each game began (the first by its seed, others by ``before``), and its actions.
         seeds = game_seeds(seed, len(envs)).tolist()
         self._games = [{"seed": seed, "before": None, "actions": []} for seed in seeds]
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: how to get back into the current games."""
+        """Return how to get back into the current games."""
         games = [game | {"actions": list(game["actions"])} for game in self._games]
         return {"games": games, "begins": self._starts.tolist(), "frames": self._frames.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Play the games of ``state_dict`` again, in environments that were not used yet."""
+        """Play the games of ``state_dict`` again; the environments must be unused."""
         self._games, self._starts = state["games"], np.array(state["begins"])
         self._frames = np.array(state["frames"])
         for env, game in zip(self.envs, self._games, strict=True):
@@ -120,7 +117,7 @@ class ExperienceSource:
                 states[i] = self._next_game(i)
             elif self._starts[i]:
                 self._games[i]["actions"].append(RESET)
-                states[i], info = env.reset()  # its no-op may end the game, too
+                states[i], info = env.reset()  # the wrapper's no-op may end the game, too
             if episode := info.get("episode"):
                 episodes[i] = Episode(float(episode["r"]), int(self._frames[i]))
                 self._frames[i] = 0

@@ -1,7 +1,6 @@
-"""A vector environment whose states and outcomes are tensors that stay in place on the device.
+"""A vector environment whose tensors stay in place on the device, so CUDA graphs can step it.
 
-So a step of all games can be a part of a CUDA graph. ``StackedVectorEnv`` in
-``lib.envs.vector_env`` makes the same states of the same games, in new arrays each time.
+``StackedVectorEnv`` in ``lib.envs.vector_env`` makes the same states in new arrays each time.
 """
 
 from typing import Any
@@ -20,7 +19,7 @@ from lib.transfer import Download, is_asynchronous, upload
 
 
 def plays_games(device: torch.device) -> bool:
-    """Whether ``pong_emulator`` plays on this device, and plays the CPU's games there."""
+    """Return whether ``pong_emulator``, when tried, plays the CPU's games on this GPU."""
     if not is_asynchronous(device):
         return False
     here = first_games(torch.device("cpu"))
@@ -36,7 +35,7 @@ def plays_games(device: torch.device) -> bool:
 
 
 def first_games(device: torch.device) -> dict[str, torch.Tensor]:
-    """What 48 steps of four games give on this device; games are short, so that new ones begin."""
+    """Play 48 steps of four games on this device, cut short so that new games begin."""
     random, steps = np.random.default_rng(0), []
     make: Any = pong_emulator.PongVectorEnv
     envs = make(4, device=device, stack=1, max_num_frames_per_episode=100)
@@ -51,7 +50,7 @@ def first_games(device: torch.device) -> dict[str, torch.Tensor]:
 def emulated_games(
     num_envs: int, device: torch.device, preprocessing: Preprocessing, games_per_warp: int
 ) -> Any:
-    """Games of ``pong_emulator`` on this device if they work there, else in threads of the CPU."""
+    """Make games of ``pong_emulator`` on this device if they work there, otherwise on the CPU."""
     return pong_emulator.PongVectorEnv(
         num_envs,
         device=device if plays_games(device) else "cpu",
@@ -66,18 +65,15 @@ def emulated_games(
 class TensorVectorEnv:
     """Several games and their stacked states on a device.
 
-    Ends of games and points are kept there, too, and fetched once per rollout.
+    Points and ends of games stay there, too; ``report`` fetches them once per rollout.
 
     Args:
-        num_envs: how many games.
-        preprocessing: how many frames make a state, what it shows of them, and its actions.
-        seed: of the run, see ``lib.seeds``.
-        rollout: steps from one ``report`` to the next.
-        device: of the tensors.
+        seed: seed of the run, see ``lib.seeds``.
+        rollout: steps between two calls of ``report``.
 
     Attributes:
         states: uint8, (n, stack, height, width).
-        captures: whether a CUDA graph can have a step, from ``reset`` on.
+        captures: whether a CUDA graph can capture ``step``, set by ``reset``.
     """
 
     def __init__(
@@ -102,25 +98,20 @@ class TensorVectorEnv:
         terminated, truncated = (torch.zeros(n, dtype=torch.bool, device=device) for _ in range(2))
         self._outcome = frames, rewards, terminated, truncated
         self._game = torch.zeros((2, n), dtype=torch.int32, device=device)  # points and steps
-        # Of a rollout: points and steps of games that ended; how many points were won, and lost.
+        # Per rollout: points and steps of games that ended, and numbers of points won and lost.
         self._ends = torch.zeros((rollout, 2, n), dtype=torch.int32, device=device)
         self._points = torch.zeros(2, dtype=torch.int32, device=device)
-        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the step, in a rollout
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # the step in the rollout
         self._asked: Download | None = None
 
     @property
     def changing(self) -> list[torch.Tensor]:
-        """Everything that a step changes, and later steps depend on."""
+        """All tensors that a step changes and later steps depend on."""
         kept = [self.states, *self._outcome, self._game, self._ends, self._points, self._place]
         return [*kept, self._envs.changing] if self.captures else kept
 
     def reset(self, envs: Any) -> None:
-        """Begin all of these games.
-
-        Args:
-            envs: the games of ``pong_emulator``, one frame to an observation. Those of a CPU may be
-                played for any device.
-        """
+        """Begin these games of one frame per observation; games on the CPU suit any device."""
         self._envs, self._play = envs, self._play_on_cpu
         self.captures = is_asynchronous(self.states.device) and hasattr(envs, "stepper")
         if hasattr(envs, "stepper"):
@@ -130,11 +121,11 @@ class TensorVectorEnv:
         self.states.copy_(self._preprocessing.transform(frames).expand_as(self.states))
 
     def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Play all games with these actions, int64 (n,): indices into ``actions``.
+        """Play all games with these actions, int64 (n,): indices into the actions in use.
 
         Returns:
-            Rewards clipped to their sign, float32 (n,), and whether games ended, bool (n,): then
-            the state is the next one's.
+            Rewards clipped to their sign, float32 (n,), and whether games ended, bool (n,). The
+            state of an ended game is already the next game's.
         """
         self._chosen.copy_(self._actions[actions])
         self._play()
@@ -158,9 +149,9 @@ class TensorVectorEnv:
             place.copy_(new)
 
     def report(self) -> tuple[list[Episode], tuple[int, int]]:
-        """Episodes that ended, in their order, and points won and lost, of the rollout before.
+        """Return the previous rollout's episodes, in order, and its points won and lost.
 
-        The device is still at work on this one.
+        The device is still computing the present rollout.
         """
         counts = [self._envs.counts()] if hasattr(self._envs, "stepper") else []
         numbers = torch.cat([self._points, self._ends.flatten(), *counts])

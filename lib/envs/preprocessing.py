@@ -1,37 +1,35 @@
-"""Preprocessing: how a game begins, and becomes states and actions."""
+"""Preprocessing: how a game begins, and how its frames become states."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-# Of 84, to be halved: those between the walls, without the lowest four of 64. These would add a row
-# to the first convolution's output that the second one, of stride 2, does not reach.
+# The rows between the walls, without the lowest four of 64. After halving, those would add a row to
+# the first convolution's output that the second one, of stride 2, does not reach.
 PONG_ROWS = (13, 73)
-PONG_ACTIONS = (0, 2, 3)  # of six: those that differ, stay, up and down
+PONG_ACTIONS = (0, 2, 3)  # stay, up and down; the other three do the same
 
 
 @dataclass(frozen=True)
 class Preprocessing:
     """The input that a network expects, and the actions that its values belong to.
 
-    It comes from the settings of a run (``CommonOptions.preprocessing``), and checkpoints store it.
-    The defaults are DeepMind's (Mnih et al., Nature 518 (2015), methods).
+    It comes from a run's settings (``CommonOptions.preprocessing``), and checkpoints store it. The
+    defaults are DeepMind's (Mnih et al., Nature 518 (2015), methods).
 
     Args:
         env: a NoFrameskip game, such as PongNoFrameskip-v4.
-        vector_env: states are those of ALE's vector environment, which our emulator plays, too: the
-            maximum is that of two grey frames, and FIRE is pressed at the start of a game alone.
-            Else they are those of ``lib.envs.atari_wrappers``: the maximum of two colour frames,
-            then grey, and FIRE after a lost life, too.
-        skip: emulated frames of an agent step.
-        max_pool: the maximum of the last two of these, not the last one alone.
-        stack: frames of a state.
+        vector_env: preprocess like ALE's vector environment and our emulator: maximum of two grey
+            frames, FIRE only at the start of a game. False: like ``lib.envs.atari_wrappers``:
+            maximum of two colour frames, then grey, FIRE after each lost life, too.
+        skip: emulated frames per agent step.
+        max_pool: take the maximum of the last two of them, not the last one alone.
+        stack: frames per state.
         resize: a key of ``lib.envs.atari_wrappers.RESIZERS``.
-        rows: the rows of the 84 that a state shows: the first, and the one after the last.
-        actions: the actions to use, in the order of the network's values; None: all actions of
-            the game.
-        half: whether states show means of 2x2 pixels, a quarter of the data.
-        noop_max: games begin with 1 to this many no-ops; 0: with none.
-        fire_reset: games begin with FIRE, where the game has it.
+        rows: the first of the 84 rows that a state shows, and the one after the last.
+        actions: the game's actions in the order of the network's values; None: all.
+        half: average blocks of 2x2 pixels, which leaves a quarter of the data.
+        noop_max: begin games with 1 to this many no-ops; 0: none.
+        fire_reset: begin games with FIRE, if the game has it.
         episodic_life: a lost life ends the episode.
     """
 
@@ -53,15 +51,15 @@ class Preprocessing:
         frames = frames[..., slice(*self.rows), :]
         if not self.half:
             return frames
-        quarters = frames >> 2  # rounded down, so that the sum of four still fits into a byte
+        quarters = frames >> 2  # rounded down, so that the sum of four fits into a byte
         upper, lower = quarters[..., ::2, :], quarters[..., 1::2, :]
         return upper[..., ::2] + upper[..., 1::2] + lower[..., ::2] + lower[..., 1::2]
 
     @property
     def starts(self) -> "dict[str, Preprocessing]":
-        """The kinds of start to test an agent with, by name; the last is DeepMind's.
+        """Kinds of start to test an agent with, by name; DeepMind's is the last.
 
-        An agent that knows other starts alone may play badly after no-ops, and well as trained.
+        An agent that knows only other starts may play well as trained and badly after no-ops.
         """
         deepmind = Preprocessing(self.env)
         standard = replace(self, noop_max=deepmind.noop_max, fire_reset=deepmind.fire_reset)

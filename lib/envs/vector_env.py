@@ -1,8 +1,7 @@
 """Vector environments: ALE's in C++, and our own emulator's, which has the same methods.
 
-``ale_py.AtariVectorEnv`` plays all games in C++ threads, without the interpreter's lock. A step has
-two halves: ``send`` hands over the actions and returns at once, ``recv`` waits for the frames. The
-games are played between the two.
+``ale_py.AtariVectorEnv`` plays in C++ threads, without the interpreter's lock. ``send`` hands over
+the actions and returns at once; ``recv`` waits for the frames. Games are played in between.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,26 +27,26 @@ class VectorStep(NamedTuple):
     rewards: np.ndarray  # float32, clipped to their sign
     terminated: np.ndarray  # bool: no value follows; the game is over, or a life is lost
     done: np.ndarray  # bool: terminated or truncated; the state is already the next episode's
-    frames: np.ndarray  # uint8, (n, 1, height, width): the newest one; the old game's if it ended
+    frames: np.ndarray  # uint8, (n, 1, height, width): the newest, of the old game if it ended
     episodes: list[Episode | None]  # the whole games that ended
 
     @property
     def points(self) -> tuple[int, int]:
-        """How many were won and lost."""
+        """Numbers of points won and lost."""
         return int((self.rewards > 0).sum()), int((self.rewards < 0).sum())
 
 
 def ale_games(
     env_id: str, num_envs: int, threads: int = 0, max_pool: bool = True, **settings: Any
 ) -> AtariVectorEnv:
-    """Games in ALE's C++ threads.
+    """Make games in ALE's C++ threads.
 
     Args:
         env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
         threads: number of emulating threads; 0: one per core.
-        max_pool: the maximum of the last two of the 4 skipped frames, in grey, not the last one
-            alone. (The wrappers of ``lib.envs.atari_wrappers`` take it in colour.)
-        settings: more of ALE's; of ``noop_max`` (30) a game begins with FIRE and up to two less.
+        max_pool: take the maximum of the last two of 4 skipped frames, not the last one alone; in
+            grey, where ``lib.envs.atari_wrappers`` uses colours.
+        settings: passed to ALE. Games begin with FIRE and up to ``noop_max`` (30) - 2 no-ops.
     """
     settings |= {"num_threads": threads or min(cores(), num_envs), "maxpool": max_pool}
     settings |= {"autoreset_mode": AutoresetMode.SAME_STEP, "stack_num": 1}
@@ -58,9 +57,9 @@ def ale_games(
 def fast_games(
     env_id: str, num_envs: int, max_pool: bool, threads: int = 0, **settings: Any
 ) -> Any:
-    """Pong played by ``pong_emulator``, where Numba can compile it; else ``ale_games``.
+    """Make Pong with ``pong_emulator`` if Numba can compile it, otherwise ``ale_games``.
 
-    Both play the same games, pixel for pixel. So players of both kinds can play together.
+    Both play the same games, pixel for pixel, so players of both kinds can play together.
     """
     if _is_emulated(env_id):
         settings |= {"threads": threads or playing_threads(num_envs), "max_pool": max_pool}
@@ -69,7 +68,7 @@ def fast_games(
 
 
 def preparing_fast_games(env_id: str) -> AbstractContextManager[None]:
-    """While the ``with`` lasts, another process compiles what ``fast_games`` needs."""
+    """Compile what ``fast_games`` needs in another process during the ``with`` block."""
     return pong_emulator.preparing() if _is_emulated(env_id) else nullcontext()
 
 
@@ -80,16 +79,14 @@ def _is_emulated(env_id: str) -> bool:
 class StackedVectorEnv:
     """Several games with the DeepMind preprocessing, and their stacked states.
 
-    Single frames are stacked here, as ``FrameStack`` does it: a new game begins with its first
-    frame repeated. When a game ends, the next one begins in the same step.
-
-    A lost life ends an episode, as with ``EpisodicLife``, and the game goes on: the agent presses
-    FIRE, if the game waits for it.
+    A new game begins with its first frame repeated, as in ``FrameStack``, in the step that ends the
+    last one. A lost life ends the episode, as with ``EpisodicLife``, but the game goes on, and the
+    agent presses FIRE if the game waits for it.
 
     Args:
-        envs: the games, with one frame per observation: of ``ale_games`` or ``fast_games``.
-        preprocessing: how many frames make a state, what it shows of them, and its actions.
-        seed: of the run, see ``lib.seeds``; or an array, int64 (n,), a seed for each game.
+        envs: games of ``ale_games`` or ``fast_games``, with one frame per observation.
+        preprocessing: the frames, rows and resolution of a state, and the actions.
+        seed: seed of the run, see ``lib.seeds``; or one seed per game, int64 (n,).
     """
 
     def __init__(self, envs: Any, preprocessing: Preprocessing, seed: int | np.ndarray = 0) -> None:
@@ -104,18 +101,18 @@ class StackedVectorEnv:
 
     @cached_property
     def states(self) -> np.ndarray:
-        """uint8, (n, stack, height, width). Reset on first access, when all is compiled."""
+        """States, uint8 (n, stack, height, width). The first access resets the games."""
         frames, info = self._envs.reset(seed=self.seeds)
         self._lives = info.get("lives", np.zeros(len(frames), dtype=np.int64))
         return np.repeat(self._preprocessing.transform(frames), self._preprocessing.stack, axis=1)
 
     def send(self, actions: np.ndarray) -> None:
-        """Hand over actions: int64 (n,), indices into ``actions``; returns at once."""
-        _ = self.states  # the games begin now, if nobody has looked at them
+        """Hand over indices of actions, int64 (n,), and return at once."""
+        _ = self.states  # the first access resets the games
         self._envs.send(self._actions[actions])
 
     def recv(self) -> VectorStep:
-        """Wait for all games; afterwards ``states`` is a new array with the new states."""
+        """Wait for all games, and replace ``states`` with a new array."""
         frames, rewards, terminated, truncated, info = self._envs.recv()
         done = terminated | truncated
         self._rewards += rewards
@@ -139,9 +136,9 @@ class StackedVectorEnv:
 
 
 class VectorExperienceSource:
-    """Steps a vector environment forever; it plays while the network learns.
+    """Step a vector environment forever, while the network learns.
 
-    Iterating yields lists of one step, the one before: the emulator already has the next actions.
+    Iterating yields lists of one step, the previous one: the emulator already has the next actions.
     ``agent`` maps uint8 states (n, stack, height, width) to actions, int64 (n,).
     """
 

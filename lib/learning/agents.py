@@ -1,4 +1,4 @@
-"""Action selection: epsilon-greedy, and softmax."""
+"""Action selection: epsilon-greedy and softmax."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ QFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 class EpsilonGreedy:
-    """Base of the two classes below: epsilon by frame, and a stream of random numbers."""
+    """Base class: epsilon by frame, and a stream of random numbers."""
 
     def __init__(self, n_actions: int, epsilon: Schedule, seed: int = 0) -> None:
         self.n_actions, self.epsilon = n_actions, epsilon
@@ -29,14 +29,9 @@ class EpsilonGreedy:
 
 
 class EpsilonGreedyAgent(EpsilonGreedy):
-    """Chooses a random action with probability epsilon, else the greedy action.
+    """Choose a random action with probability epsilon, otherwise the greedy action.
 
-    Args:
-        q_function: gives the values of the actions.
-        n_actions: number of discrete actions.
-        epsilon: the schedule, by frame.
-        device: where ``q_function`` wants its states.
-        seed: of the run.
+    ``epsilon`` is a schedule by frame; ``q_function`` gets its states on ``device``.
     """
 
     def __init__(
@@ -52,11 +47,7 @@ class EpsilonGreedyAgent(EpsilonGreedy):
         super().__init__(n_actions, epsilon, seed)
 
     def __call__(self, states: Sequence[Any] | np.ndarray) -> np.ndarray:
-        """Choose an action for every state, int64 (n,); one forward pass for all that need one.
-
-        Args:
-            states: array-likes of uint8, (stack, height, width), one per environment.
-        """
+        """Choose actions, int64 (n,), for n states, array-likes of uint8 (stack, height, width)."""
         greedy = self._rng.random(len(states)) >= self.epsilon(self.frames)
         actions = self._rng.integers(self.n_actions, size=len(states))
         if greedy.any():
@@ -81,7 +72,7 @@ class Exploration(EpsilonGreedy):
     """
 
     def __call__(self, chosen: torch.Tensor, frame: int) -> np.ndarray:
-        """The actions to play at this frame, int64 (n,); the chosen ones may be on any device."""
+        """Return the actions to play at this frame, int64 (n,); ``chosen`` may be anywhere."""
         actions = chosen.cpu().numpy().copy()
         at_random = self._rng.random(len(actions)) < self.epsilon(frame)
         actions[at_random] = self._rng.integers(self.n_actions, size=at_random.sum())
@@ -89,7 +80,7 @@ class Exploration(EpsilonGreedy):
 
 
 def epsilon_greedy(chosen: torch.Tensor, epsilon: torch.Tensor, n_actions: int) -> torch.Tensor:
-    """Epsilon-greedy on the device: replace actions, int64 (n,), with probability epsilon, ()."""
+    """Replace actions, int64 (n,), with probability epsilon, (), by random ones, on the device."""
     at_random = torch.rand(chosen.shape, device=chosen.device) < epsilon
     return torch.where(at_random, torch.randint_like(chosen, n_actions), chosen)
 
@@ -97,13 +88,13 @@ def epsilon_greedy(chosen: torch.Tensor, epsilon: torch.Tensor, n_actions: int) 
 def sample_softmax(values: Any, temperature: float, noise: Any = None) -> Any:
     """Sample actions from softmax(values / temperature), int64 (n,); temperature 0: greedy.
 
-    Near-ties are broken at random then, and clear choices stay. Pong itself is deterministic: a
-    greedy agent that loses a point may get the same serve again, and lose in the same way until the
-    game is over. The greatest value with Gumbel noise is a sample of the softmax.
+    Near-ties are broken at random, and clear choices stay. Pong is deterministic: a greedy agent
+    that loses a point may get the same serve again, and lose every point in the same way. The
+    greatest value after adding Gumbel noise is a sample of the softmax.
 
     Args:
-        values: of the actions, float32 (n, actions), torch or NumPy.
-        temperature: about a tenth of what separates the best action from the second one.
+        values: float32 (n, actions), torch or NumPy.
+        temperature: about a tenth of the usual gap between the best two values.
         noise: Gumbel noise, (n, actions); None: torch draws it.
     """
     if noise is None:
@@ -114,15 +105,10 @@ def sample_softmax(values: Any, temperature: float, noise: Any = None) -> Any:
 def sample_actions(
     values: np.ndarray, epsilon: float, temperature: float, randoms: Sequence[np.random.Generator]
 ) -> np.ndarray:
-    """Epsilon-greedy actions, or epsilon-softmax ones, with random numbers of each game.
+    """Sample epsilon-greedy or epsilon-softmax actions, int64 (n,).
 
-    Args:
-        values: float32 (n, actions).
-        epsilon, temperature: of all games.
-        randoms: n generators, as a game's numbers do not depend on the others.
-
-    Returns:
-        int64 (n,).
+    ``values`` are float32 (n, actions). Each of the n games has its own generator in ``randoms``,
+    so its numbers do not depend on the other games.
     """
     count = values.shape[1]
     noisy = count if temperature else 0

@@ -1,7 +1,7 @@
 """An update as one closed function: compiled, in low precision, and a CUDA graph on the GPU.
 
-``torch.func`` computes the gradients, and Adam is written out on tensors. So the compiler sees the
-whole update. It turns conversions, activations and all of Adam into loops that read and write
+``torch.func`` computes the gradients, and Adam is written as tensor operations, so the compiler
+sees the whole update. It fuses conversions, activations and Adam into loops that read and write
 memory once.
 """
 
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 @contextmanager
 def unchanged(device: torch.device, tensors: Iterable[torch.Tensor] = ()) -> Iterator[None]:
     """Restore these tensors, and the random states of the CPU and a device, at the end."""
-    modules = [torch]  # a compiler may draw from the CPU's numbers, too
+    modules = [torch]  # compiling may draw the CPU's numbers, too
     if device.type != "cpu":
         modules.append(torch.get_device_module(device))
     random = [(module, module.get_rng_state()) for module in modules]
@@ -43,12 +43,12 @@ def unchanged(device: torch.device, tensors: Iterable[torch.Tensor] = ()) -> Ite
 def cuda_graph(function: Callable[[], Result]) -> Callable[[], Result]:
     """Capture a function as one CUDA graph, which launches all its kernels with a single call.
 
-    The function must read only tensors that stay in their place, and must not wait for the GPU.
-    Capturing calls it four times. The returned function replays the graph and writes the result
-    into the same place each time. It keeps the function, and with it all that the graph reads.
+    The function must read only tensors that stay in place, and must not wait for the GPU. Capturing
+    calls it four times. The returned function replays the graph and overwrites the previous result.
+    It keeps the captured function alive, and thereby everything that the graph reads.
     """
     stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(stream)  # capturing needs its own stream, and all memory allocated
+    side.wait_stream(stream)  # a capture needs its own stream, and a warm-up that allocates memory
     try:
         with torch.cuda.stream(side):
             for _ in range(3):
@@ -61,48 +61,47 @@ def cuda_graph(function: Callable[[], Result]) -> Callable[[], Result]:
             result = function()
     except Exception as error:
         end_capture(stream, pool)
-        raise error.__context__ or error from None  # what broke the capture, not that it is broken
-
+        raise error.__context__ or error from None  # the cause, not the broken capture
     return partial(replay, graph, result, function)
 
 
 def replay(graph: torch.cuda.CUDAGraph, result: Result, reads: Callable[[], Result]) -> Result:
-    """Replay a graph, and return its result; ``reads`` keeps alive what the graph reads."""
+    """Replay a graph and return its result; ``reads`` keeps alive what the graph reads."""
     graph.replay()
     return result
 
 
 def end_capture(stream: torch.cuda.Stream, pool: tuple[int, int]) -> None:
-    """Tell torch's allocator and random numbers that a capture is over, which ended in an error.
+    """Reset torch's allocator and random generators after a capture that failed.
 
-    Else no other capture can begin, and no random number be drawn.
+    Otherwise nothing could be captured any more, and no random number drawn.
     """
     torch.cuda.set_stream(stream)
-    with suppress(RuntimeError):  # if the error came after this
+    with suppress(RuntimeError):  # torch had done this before the error
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
-    # Another capture that ends well ends this one for the random numbers.
+    # For the random generators, the next capture that succeeds ends the failed one.
     with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device=stream.device)
-    torch.cuda.set_stream(stream)  # if no capture works here
+    torch.cuda.set_stream(stream)  # in case this capture fails, too
 
 
 def try_compile(
     name: str, eager: Callable[..., Any], device: torch.device, *args: torch.Tensor
 ) -> Callable[..., Any]:
-    """``torch.compile`` the function now, for such arguments; the eager one if that fails."""
-    from torch._inductor import config  # a slow import
+    """Compile a function now, for these arguments; return it uncompiled if that fails."""
+    from torch._inductor import config  # slow to import
 
-    config.cpp.vec_isa_ok = True  # else g++ is tried with every kind of vectors, for five seconds
-    # What it warns of on GPUs with fewer than 68 processors is a mode that nobody asked for.
+    config.cpp.vec_isa_ok = True  # skip a probe that runs g++ for each vector width (5 s)
+    # On GPUs with fewer than 68 processors, it warns of a mode that is not used here.
     logging.getLogger("torch._inductor.utils").setLevel(logging.ERROR)
     triton = is_asynchronous(device)
     tools = "Triton, or triton-windows, " * triton + "g++, clang or cl, and Python's headers"
     part = f"the compiled {name} (compiling needs {tools})"
 
     def make() -> Callable[..., Any]:
-        # Its own random numbers are float32, too coarse for the rows of a large buffer. With those
-        # of torch it also draws the rows of eager code.
+        # Inductor's random numbers are float32, too coarse for the rows of a large buffer. With
+        # torch's, it also draws the same rows as eager code.
         compiled = torch.compile(eager, fullgraph=True, options={"fallback_random": True})
 
         def call(*args: Any) -> Any:
@@ -111,7 +110,7 @@ def try_compile(
             except RuntimeError as error:  # before anything was computed
                 if "skip_guard_eval_unsafe" not in str(error):
                     raise
-                torch.compiler.set_stance("default")  # a profiler has begun, or ended
+                torch.compiler.set_stance("default")  # a profiler started or stopped
                 return compiled(*args)
 
         call(*args)  # compiles
@@ -120,8 +119,8 @@ def try_compile(
     torch.compiler.set_stance("default")
     with show_elapsed(f"compiling the {name}; nothing is learned yet"):
         call_now = try_optimised(part, eager, make)
-    # Shapes, dtypes and closures stay from now on. To look at them before each call takes a tenth
-    # of an update's time.
+    # Shapes, dtypes and closures stay from now on. Checking them before each call would take a
+    # tenth of an update.
     torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
     return call_now
 
@@ -133,14 +132,11 @@ def graph_or_eager(
     changing: Iterable[torch.Tensor] = (),
     captures: bool = True,
 ) -> Callable[[], Result]:
-    """The function as one CUDA graph, if that works there; else, and on a CPU, as it is.
+    """Capture a function as one CUDA graph if the device supports it; otherwise return it.
 
-    Args:
-        name: of what the function does.
-        function: as for ``cuda_graph``.
-        device: where it computes.
-        changing: what it changes, and later calls depend on, unless the caller restores that.
-        captures: whether to try.
+    Capturing calls the function. Afterwards the tensors in ``changing`` get their former values
+    back; leave out those that the caller restores. ``name`` says in a warning what was not
+    captured.
     """
     if not (captures and is_asynchronous(device)):
         return function
@@ -149,18 +145,15 @@ def graph_or_eager(
 
 
 class CapturedForward:
-    """A function of states, for choosing actions; on the GPU it is one CUDA graph.
+    """A function of states, for choosing actions; on a GPU, one CUDA graph.
 
-    Launching its twenty or so kernels takes the CPU longer than running them takes the GPU.
-    Smaller batches are padded with stale states.
+    Launching its twenty or so kernels takes the CPU longer than running them takes the GPU. Smaller
+    batches than ``states_shape`` are padded with stale states.
 
     Args:
-        function: maps states, uint8 (n, stack, height, width), to values (n, ...), or to values
-            and other tensors.
-        states_shape: shape of the largest input.
-        device: where it computes.
-        compiled: compile it on the CPU, for inputs that all have the same shape.
-        alone: not a part of a larger graph, which has it captured.
+        function: maps states, uint8 (n, stack, height, width), to one or more tensors (n, ...).
+        compiled: compile it on the CPU, for inputs of one shape.
+        alone: False if the function becomes part of a larger graph.
     """
 
     def __init__(
@@ -189,15 +182,15 @@ class CapturedForward:
                 self._call = try_compile("choice of actions", function, device, place)
 
     def __call__(self, states: torch.Tensor) -> Any:
-        """The function's result; on the GPU the next call overwrites it."""
+        """Return the function's result; on a GPU, the next call overwrites it."""
         return self._call(states)
 
 
 class CompiledUpdate:
-    """An update, compiled, and on the GPU recorded once and replayed as one CUDA graph.
+    """A compiled update; on a GPU, captured once and replayed as one CUDA graph.
 
     The update returns the loss, and changes ``net`` and ``others``. It must read only tensors that
-    stay in their place, and must not wait for the device.
+    stay in place, and must not wait for the device.
     """
 
     def __init__(
@@ -206,12 +199,12 @@ class CompiledUpdate:
         self._call, self._device, self._net, self._others = update, device, net, others
 
     def compile(self) -> None:
-        """Compile, and on the GPU capture, what works there; nothing is learned by it."""
+        """Compile the update and, on a GPU, capture it; weights and random numbers stay."""
         with unchanged(self._device, [*self._net.changing, *self._others]):
             if compiles(self._device):
                 self._call = try_compile("update", self._call, self._device)
             self._call = graph_or_eager("the update", self._call, self._device)
 
     def __call__(self) -> torch.Tensor:
-        """Make an update, and return the loss, which stays on its device."""
-        return self._call().clone()  # the next replay writes it into the same place
+        """Make an update and return the loss, which stays on the device."""
+        return self._call().clone()  # the next replay overwrites it

@@ -1,7 +1,7 @@
 """The replay buffer on the training device, so that sampling is part of the update.
 
-Rows are drawn and frames are gathered there, and the CPU waits for no number of a sample. So
-sampling can be compiled, and captured in a CUDA graph.
+The device draws rows and gathers frames, and the CPU does not wait for them. So sampling can be
+compiled, and captured in a CUDA graph.
 """
 
 import torch
@@ -12,15 +12,15 @@ from lib.transfer import take_rows
 
 
 class DeviceReplayBuffer(ReplayBuffer):
-    """A ``ReplayBuffer`` whose rings are on the device, which also draws its random numbers."""
+    """A ``ReplayBuffer`` on the device, which also draws the random numbers."""
 
     on_device = True
 
     def __init__(self, capacity: int, observation_shape: Shape, device: Device = "cpu") -> None:
         super().__init__(capacity, observation_shape, device)
-        # Which transitions can be drawn: the first one, and their number. Both tensors stay in
-        # their place, where a compiled or captured update finds the newest values. They are where
-        # rows are drawn: on the device, but mps has no float64, which 10**8 rows need.
+        # The oldest transition, and the number of transitions. Both tensors stay in place, so that
+        # compiled or captured updates find the newest values. With mps, which lacks the float64
+        # that 10**8 rows need, the CPU draws the rows.
         drawing = torch.device("cpu") if self.device.type == "mps" else self.device
         self._begin = torch.zeros((), dtype=torch.int64, device=drawing)
         self._count = torch.zeros((), dtype=torch.int64, device=drawing)

@@ -1,4 +1,4 @@
-"""The networks: Nature DQN of the book, and the small dueling one of 07, 08 and 10."""
+"""The networks: the book's Nature DQN, and the small dueling network of 07, 08 and 10."""
 
 from typing import Any
 
@@ -14,13 +14,12 @@ class DQN(nn.Module):
 
     Args:
         input_shape: shape of one observation, (stack, height, width).
-        n_actions: number of discrete actions.
-        channels: of the three convolutions.
+        channels: channels of the three convolutions.
         hidden: units of the hidden layer.
-        first_kernel: height and width of the first kernel, which moves by half of it.
+        first_kernel: height and width of the first kernel; its stride is half of that.
 
     Attributes:
-        arguments: these arguments, so that a checkpoint can tell how to build the network again.
+        arguments: these arguments, from which a checkpoint rebuilds the network.
         temperature: of the softmax that chooses actions, see ``agents.sample_softmax``.
     """
 
@@ -62,20 +61,19 @@ class DQN(nn.Module):
         self.conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Estimate the action values of states, uint8 (batch, stack, height, width), 0 to 255.
+        """Estimate action values, (batch, actions), in the weights' or autocast's dtype.
 
-        Returns:
-            (batch, actions) in the weights' dtype, or in that of autocast.
+        ``states`` are uint8 (batch, stack, height, width), 0 to 255.
         """
         return self.fc(self.conv(self.pixels(states)))
 
     def pixels(self, states: torch.Tensor) -> torch.Tensor:
-        """Scale states to [0, 1] and subtract the mean of each: the input of the convolutions.
+        """Scale states to [0, 1] and subtract each state's mean: the input of the convolutions.
 
-        Most pixels are background, which would shift the pre-activations of all units alike. Adam
-        would follow that first, and may leave a layer of dead ReLUs: then nothing is learned.
+        Most pixels are background, which shifts the pre-activations of all units alike. Adam would
+        first correct that, which may leave a layer of dead ReLUs, and nothing would be learned.
         """
-        # One pass converts and reorders, or copies; the rest is done in place.
+        # Convert and reorder (or copy) in one pass; scale and centre in place.
         dtype = next(self.conv.parameters()).dtype
         same = states.dtype == dtype
         pixels = states.to(dtype, copy=same, memory_format=torch.channels_last).mul_(1 / 255)
@@ -86,11 +84,11 @@ class DuelingDQN(DQN):
     """A small dueling Q-network with a normalised hidden layer.
 
     Source: Gallici et al., arXiv:2407.04811, for the normalisation (Ba et al., arXiv:1607.06450);
-    Wang et al., arXiv:1511.06581, for the dueling heads: the value of a state and the
-    advantages of its actions, so what is learned of one action helps all actions.
+    Wang et al., arXiv:1511.06581, for the dueling heads: the value of a state and the advantages of
+    its actions, so that learning about one action helps all.
 
-    It sees half the resolution. So its first kernel covers 8x8 of the 84x84 pixels, as DQN's does,
-    and moves by the same 4, with a quarter of the weights and operations.
+    Its input has half the resolution, so its first kernel covers 8x8 of the 84x84 pixels in strides
+    of 4, like DQN's, with a quarter of the weights and operations.
     """
 
     def __init__(
@@ -109,13 +107,13 @@ class DuelingDQN(DQN):
                 nn.init.zeros_(parameter)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Estimate the action values, (batch, actions) in the dtype of the last layer's weights.
+        """Estimate action values, (batch, actions), in the dtype of the last layer's weights.
 
-        The values of Pong's actions often differ by less than bfloat16 can show. So the last layer
-        may have more precision than the others.
+        The values of Pong's actions often differ by less than bfloat16 can show, so the last layer
+        may have a higher precision than the others.
         """
         planes = self.conv[:-1](self.pixels(states))
-        # In the order in which they lie in memory: another one would take a tenth of an update.
+        # Flatten in memory order: any other order would take a tenth of an update.
         hidden = self.fc[:-1](planes.permute(0, 2, 3, 1).flatten(1))
         heads = self.fc[-1](hidden.to(self.fc[-1].weight.dtype))
         value, advantages = heads[:, :1], heads[:, 1:]
@@ -125,7 +123,7 @@ class DuelingDQN(DQN):
 class BlockConv2d(nn.Conv2d):
     """A convolution of stride 2 and an even kernel, computed as one of stride 1 over 2x2 blocks.
 
-    The sums are the same. But on a CPU their gradient by the input takes half as long: 0.17 instead
+    The sums are the same, but on a CPU the gradient of the input takes half as long: 0.17 instead
     of 0.36 ms for 64 states on two cores. Without gradients nothing is gained.
     """
 
@@ -139,9 +137,9 @@ class BlockConv2d(nn.Conv2d):
 
 
 def blocks(pixels: torch.Tensor) -> torch.Tensor:
-    """Blocks of 2x2 pixels as channels: (n, channels, h, w) to (n, 4 channels, h / 2, w / 2)."""
-    # pixel_unshuffle has another order: it puts a channel's four pixels next to each other. Then
-    # nothing is copied in whole vectors, and an update takes 1.6 times as long.
+    """Turn 2x2 blocks of pixels into channels: (n, c, h, w) to (n, 4 c, h / 2, w / 2)."""
+    # pixel_unshuffle puts a channel's four pixels next to each other. Then nothing is copied in
+    # whole vectors, and an update takes 1.6 times as long.
     n, channels, height, width = pixels.shape
     parts = pixels.view(n, channels, height // 2, 2, width // 2, 2).permute(0, 3, 5, 1, 2, 4)
     parts = parts.reshape(n, 4 * channels, height // 2, width // 2)

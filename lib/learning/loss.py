@@ -7,30 +7,26 @@ from lib.learning.replay_buffer import Batch
 
 
 def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: float) -> torch.Tensor:
-    """Mean squared Bellman error of a batch; no value follows a terminal state.
+    """Return the mean squared Bellman error of a batch, a float32 scalar.
+
+    No value follows a terminal state. The gradient flows only through ``q`` if ``next_q`` has none.
 
     Source: Mnih et al., Nature 518 (2015), algorithm 1.
 
     Args:
-        q: values of ``batch.states`` from the network that learns, (batch, actions).
-        next_q: values of ``batch.next_states`` from the target network, (batch, actions).
-        batch: where actions, rewards and terminal flags come from.
+        q: the online network's values of ``batch.states``, (batch, actions).
+        next_q: the target network's values of ``batch.next_states``, (batch, actions).
         gamma: discount per agent step.
-
-    Returns:
-        A float32 scalar. The gradient flows through ``q`` alone if ``next_q`` carries none.
     """
     best_next = next_q.amax(1).float().masked_fill(batch.terminated, 0.0)
     return squared_error(q, batch.actions, batch.rewards + gamma * best_next)
 
 
 def squared_error(q: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean squared error of the values of the actions that were taken, a float32 scalar.
+    """Return the mean squared error of the values of the actions taken, a float32 scalar.
 
-    Args:
-        q: values of all actions, (batch, actions).
-        actions: the actions that were taken, int64, (batch,).
-        targets: of the values of these actions, float32, (batch,).
+    ``q`` has the values of all actions, (batch, actions). The actions taken, int64, and the targets
+    of their values, float32, are (batch,).
     """
     taken = q.gather(1, actions.unsqueeze(1)).squeeze(1)
     return mse_loss(taken.float(), targets)
@@ -39,21 +35,18 @@ def squared_error(q: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor)
 def lambda_returns(
     rewards: torch.Tensor, dones: torch.Tensor, values: torch.Tensor, gamma: float, q_lambda: float
 ) -> torch.Tensor:
-    """Q(lambda) returns of a rollout: a mix of the rewards and of the network's own estimates.
+    """Return Q(lambda) returns of a rollout, which mix rewards with the network's estimates.
 
     Source: Peng and Williams, Machine Learning 22 (1996); Gallici et al., arXiv:2407.04811.
 
     Args:
-        rewards: float32, (time, environments).
+        rewards: float32, (time, environments), like the returns.
         dones: 1.0 where a game ended with the step, (time, environments). No value follows, not
             even after a truncated game.
-        values: of the greedy action in each state and in the state after the last step, (time + 1,
+        values: greedy value of each state, and of that after the last step, (time + 1,
             environments).
         gamma: discount per agent step.
         q_lambda: lambda; 0: one-step targets; 1: only rewards, up to the end of the rollout.
-
-    Returns:
-        float32, (time, environments).
     """
     returns = torch.empty_like(rewards)
     next_return = values[-1]

@@ -1,13 +1,11 @@
 """A replay buffer that stores every frame once.
 
-Neighbouring stacked states share all frames but one. Kept as a pair of stacks, a transition of
-84x84 pixels and four stacked frames would take 2 * 4 * 84 * 84 = 56 KB; kept as its one new frame
-it takes 7 KB.
+Neighbouring stacked states share all frames but one. As a pair of stacks, a transition of 84x84
+pixels and four frames would take 2 * 4 * 84 * 84 = 56 KB; as its one new frame it takes 7 KB.
 
-State and next state together are a *window* of stack + 1 frames: the state is its first ``stack``
-frames, and the next state is its last ``stack`` frames. A new episode starts with its first frame
-repeated, as in FrameStack. So a transition is stored as the numbers of its window's frames. To
-sample is to look up windows and to gather their frames.
+State and next state are the first and the last ``stack`` frames of a *window* of stack + 1 frames.
+A new episode starts with its first frame repeated, as in FrameStack. The buffer stores the frame
+numbers of each window. Sampling looks up windows and gathers their frames.
 """
 
 import zlib
@@ -42,23 +40,20 @@ class ReplayRings:
     """Ring buffers of frames and transitions: the base of all replay buffers.
 
     Transition i is at i % capacity, and frame n at n % n_frames. Windows hold the numbers n, which
-    never wrap, so a frame that was overwritten is recognised. If many frames are overwritten before
-    the transitions that show them, these transitions are dropped.
+    never wrap, so overwritten frames are recognised. Transitions that have lost frames are dropped.
 
     Args:
         capacity: transitions to hold.
         n_frames: frames to hold.
-        window: frames of a transition; it begins with the state, of which the first frame is the
-            oldest, and ends with the next state.
-        observation_shape: of the stacked observation.
-        device: where sampled batches go.
-        seed: of the run.
+        window: frames per transition, from the state's oldest to the next state's newest.
+        observation_shape: shape of the stacked observation.
+        device: device of sampled batches.
 
     Attributes:
-        added: transitions stored so far, also those that were dropped since; it never falls.
+        added: transitions stored so far, including those dropped since; it never falls.
     """
 
-    on_device = False  # whether the rings are on the device of the batches, or on the CPU
+    on_device = False  # whether the rings are on the batches' device; otherwise on the CPU
 
     def __init__(
         self,
@@ -72,26 +67,26 @@ class ReplayRings:
         self.capacity, self.device = capacity, torch.device(device)
         self._stack, *frame_shape = observation_shape
         place = self._place = self.device if self.on_device else torch.device("cpu")
-        # The system gives us this memory only when the ring reaches it.
+        # The system provides this memory only when the ring reaches it.
         self._frames = torch.empty((n_frames, *frame_shape), dtype=torch.uint8, device=place)
         self._columns = [  # windows, actions, rewards, terminated
             torch.zeros((capacity, window), dtype=torch.int64, device=place),
             *(torch.zeros(capacity, dtype=dtype, device=place) for dtype in DTYPES),
         ]
-        # Of each transition: the oldest frame that it or a later one shows.
+        # For each transition, the oldest frame that it or a later one shows.
         self._needed = np.empty(capacity, dtype=np.int64)
         self._frames_written = self.added = 0
-        self._oldest = 0  # of the transitions in the buffer
+        self._oldest = 0  # the oldest transition in the buffer
         self._rng = stream(seed, REPLAY)
         self._packed: list[torch.Tensor] = []  # the frames, compressed at the last checkpoint
         self._frames_packed = 0  # frames written by then
 
     def __len__(self) -> int:
-        """Transitions in the buffer, at most ``capacity``."""
+        """Return the number of transitions in the buffer, at most ``capacity``."""
         return self.added - self._oldest
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw transitions uniformly and with replacement; there must be some."""
+        """Draw transitions uniformly, with replacement, from a buffer that is not empty."""
         drawn = self._oldest + self._rng.integers(len(self), size=batch_size)
         rows = drawn % self.capacity
         windows, *columns = self._columns
@@ -102,15 +97,10 @@ class ReplayRings:
         return Batch(states, actions, rewards, terminated, next_states)
 
     def _store(self, frames: np.ndarray, windows: np.ndarray, *columns: np.ndarray) -> None:
-        """Write new transitions over the oldest ones.
+        """Write new transitions, with their frames, uint8, over the oldest ones.
 
-        Args:
-            frames: uint8, (frames, height, width).
-            windows: the numbers of their frames, int64, (transitions, window).
-            columns: their actions, rewards and terminal flags.
-
-        Raises:
-            ValueError: if the buffer is too small for so many at once.
+        ``windows`` are numbers of frames, int64 (transitions, window). Raise ValueError if the
+        buffer is too small for so many at once.
         """
         slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
         rows = (self.added + np.arange(len(windows))) % self.capacity
@@ -134,9 +124,9 @@ class ReplayRings:
             self._oldest += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: everything, with the frames compressed."""
+        """Return the whole buffer for a checkpoint, with compressed frames."""
         self._pack()
-        # Clones: of a view torch would save the whole tensor.
+        # Clones, because torch saves the whole tensor behind a view.
         columns = {name: torch.as_tensor(part).cpu().clone() for name, part in self._written()}
         return columns | {
             "frames_written": self._frames_written,
@@ -146,7 +136,7 @@ class ReplayRings:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where ``state_dict`` was taken; the buffer must have the same size."""
+        """Restore a ``state_dict`` of a buffer of the same size."""
         self._frames_written, self.added = state["frames_written"], state["transitions_written"]
         self._rng.bit_generator.state = state["random"]
         for name, part in self._written():
@@ -158,14 +148,14 @@ class ReplayRings:
         self._drop()
 
     def _written(self) -> Iterator[tuple[str, Any]]:
-        """The written part of every column, with its name."""
+        """Yield the written part of every column, with its name."""
         names = ("windows", "actions", "rewards", "terminated", "needed")
         rings: list[Any] = [*self._columns, self._needed]
         for name, ring in zip(names, rings, strict=True):
             yield name, ring[: self.added]
 
     def _chunk(self, number: int) -> torch.Tensor:
-        """The written part of a chunk of frames."""
+        """Return the written part of a chunk of frames."""
         return self._frames[: self._frames_written][CHUNK * number : CHUNK * (number + 1)]
 
     def _pack(self) -> None:
@@ -192,10 +182,10 @@ class ReplayBuffer(ReplayRings):
     Source: Lin, Machine Learning 8 (1992); Mnih et al., Nature 518 (2015).
 
     Args:
-        capacity: transitions to hold. There is extra room for ``capacity // 16`` frames that
-            begin an episode. If episodes are so short that this is not enough, the oldest
-            transitions are dropped earlier.
-        observation_shape, device, seed: as of ``ReplayRings``.
+        capacity: transitions to hold. ``capacity // 16`` extra frames hold the beginnings of
+            episodes; if episodes are too short for that, the oldest transitions are dropped
+            earlier.
+        observation_shape, device, seed: as for ``ReplayRings``.
     """
 
     def __init__(
@@ -204,13 +194,13 @@ class ReplayBuffer(ReplayRings):
         window = observation_shape[0] + 1
         n_frames = capacity + capacity // 16 + window
         super().__init__(capacity, n_frames, window, observation_shape, device, seed)
-        # The numbers of the current states' frames, (environments, stack); 1: none has begun.
+        # Frame numbers of the current states, (environments, stack); one row before the first step.
         self._states = np.zeros((1, self._stack), dtype=np.int64)
 
     def extend(self, steps: Sequence[Transitions]) -> None:
-        """Store some steps, in their order; always of the same environments."""
+        """Store steps in order, always of the same environments."""
         for new in steps:
-            # Stored first: the frames that begin episodes, each repeated over its whole state.
+            # First frames are stored first; each is repeated over its whole state.
             firsts = self._frames_written + np.cumsum(new.episode_starts) - 1
             states = np.where(new.episode_starts[:, None], firsts[:, None], self._states)
             numbers = self._frames_written + len(new.first_frames) + np.arange(len(new.frames))

@@ -21,15 +21,13 @@ class Targets(NamedTuple):
 
 
 class Rollout:
-    """Records a rollout of all environments; then computes its returns, and records the next one.
+    """Record a rollout of all environments, compute its returns, and record the next one.
 
-    The finished rollout stays in its place, where a compiled or captured update finds it. No
-    checkpoint has it: a resumed run plays a new one, and learns from that.
+    The finished rollout stays in place, where a compiled or captured update finds it. Checkpoints
+    do not store it: a resumed run plays a new one first.
 
-    Args:
-        length: steps of each environment in a rollout.
-        states_shape: (environments, stack, height, width).
-        gamma, q_lambda: of the returns, per step.
+    ``states_shape`` is (environments, stack, height, width); each environment plays ``length``
+    steps.
     """
 
     def __init__(
@@ -46,14 +44,14 @@ class Rollout:
         self._values = torch.zeros((length + 1, n), device=device)
         self._actions = torch.zeros((length, n), dtype=torch.int64, device=device)
         self._rewards, self._dones = torch.zeros((2, length, n), device=device)
-        # What ``record_step`` records: actions, rewards, dones, sent to the device at the end.
+        # Actions, rewards and dones of ``record_step``, sent to the device at the end.
         kinds = np.int64, np.float32, np.float32
         self._outcomes = [np.zeros((length, n), kind) for kind in kinds]
-        # A random order of the frames, and the place in it of the next sample. Sampling moves it.
+        # A random order of the frames, and the position of the next sample in it.
         self._order = torch.arange(length * n, device=device)
         self.position = torch.zeros((), dtype=torch.int64, device=device)
         self._step = 0
-        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # as ``_step``
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # ``_step`` for CUDA graphs
         self.ready = False  # a finished rollout exists
         tables = (self._states, self._actions, self._rewards)  # all zeros
         self.targets = Targets(*(table.flatten(0, 1).clone() for table in tables))
@@ -79,30 +77,30 @@ class Rollout:
             table[self._step] = column
         self._step += 1
 
-    # The same for a CUDA graph: it needs the number of the step as a tensor, ``_place``.
+    # The same for a CUDA graph, which needs the number of the step as a tensor, ``_place``.
 
     def record_choice(
         self, states: torch.Tensor, values: torch.Tensor, actions: torch.Tensor
     ) -> None:
-        """Record states, the values of their greedy actions, and the actions that are played."""
+        """Record states, their greedy values, and the actions played."""
         self._states.index_copy_(0, self._place, states.unsqueeze(0))
         self._values.index_copy_(0, self._place, values.unsqueeze(0))
         self._actions.index_copy_(0, self._place, actions.unsqueeze(0))
 
     def record_outcome(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
-        """Record what a step gave: float32 and bool, (environments,)."""
+        """Record rewards and dones of a step: float32 and bool, (environments,)."""
         self._rewards.index_copy_(0, self._place, rewards.unsqueeze(0))
         self._dones.index_copy_(0, self._place, dones.float().unsqueeze(0))
         self._place.add_(1).remainder_(self._length)
 
     def finish(self, values: torch.Tensor) -> None:
-        """Complete the rollout; ``values`` are those of the states after the last step."""
+        """Complete the rollout with the values of the states after the last step."""
         self._values[-1] = values
         self._returns()
 
     @property
     def changing(self) -> list[torch.Tensor]:
-        """What ``record_choice``, ``record_outcome`` and ``finish`` change."""
+        """The tensors that ``record_choice``, ``record_outcome`` and ``finish`` change."""
         played = [self._states, self._values, self._actions, self._rewards, self._dones]
         return [*played, *self.targets, self._place, self._order, self.position]
 
@@ -119,7 +117,7 @@ class Rollout:
         self.position.zero_()
 
     def sample(self, batch_size: int) -> Targets:
-        """The next frames of the finished rollout, in a random order that repeats at its end."""
+        """Return the next frames of the finished rollout; each pass has the same random order."""
         places = self.position + torch.arange(batch_size, device=self.position.device)
         self.position.add_(batch_size)
         drawn = self._order[places % len(self)]

@@ -11,8 +11,7 @@ END = 0.9  # share of points won at which progress is complete: games end 21:2
 class LinearSchedule:
     """A number that changes linearly over ``frames`` frames, then stays at its final value.
 
-    It begins to change at frame ``begin``: with a replay buffer when that has been filled, at the
-    first update.
+    The change begins at frame ``begin``: with a replay buffer, at the first update.
 
     Source: Mnih et al., Nature 518 (2015), methods, for epsilon.
     """
@@ -28,7 +27,7 @@ class LinearSchedule:
 class WinRate:
     """Share of points won, an exponential moving average over ``points``; 0 to 1.
 
-    It follows the agent sooner than the smoothed reward: a game has 21 points and more.
+    It follows the agent sooner than the smoothed reward, because a game has 21 points or more.
     """
 
     def __init__(self, points: int = 300) -> None:
@@ -43,7 +42,7 @@ class WinRate:
             self.value = kept * self.value + (1 - kept) * won / (won + lost)
 
     def cap(self, most: float) -> None:
-        """Lower it, as after a lost trial: whatever points it won, the agent has to learn more."""
+        """Lower it, for example after a lost trial, because the agent has to learn more."""
         self.value = min(self.value, most)
 
     def state_dict(self) -> dict[str, Any]:
@@ -55,15 +54,14 @@ class WinRate:
 
 @dataclass
 class ProgressSchedule:
-    """A number that falls to its final value, geometrically, as the share of points won grows.
+    """A number that falls geometrically to its final value as the share of points won grows.
 
     A schedule by frames suits one seed and starves another, which learns to score later.
     """
 
     start: float  # the value until the agent wins the share ``begin``
-    final: float  # the value from the share ``END`` on; more than 0, as it is reached by factors
-    # The share of points won, a ``WinRate``. Or any number that rises from 0 to 1, by frame: in a
-    # game without lost points the share says nothing.
+    final: float  # the value from the share ``END`` on; above 0, because the fall is geometric
+    # A ``WinRate``; for games without lost points, any schedule that rises from 0 to 1.
     progress: Schedule
     begin: float = 0.3  # share of points won: games end 9:21
 
@@ -74,5 +72,5 @@ class ProgressSchedule:
 
 
 def maximum(*schedules: Schedule) -> Schedule:
-    """The highest of several schedules."""
+    """Return the highest of several schedules."""
     return lambda frame: max(schedule(frame) for schedule in schedules)

@@ -1,8 +1,7 @@
-"""The weights of a network in two precisions, and their average; Adam, written out on tensors.
+"""Mixed-precision weights, with or without an average, and Adam as tensor operations.
 
-All weights of one precision lie in one tensor, one after the other. So Adam is a loop or two, not
-one for each weight, and the compiler has fewer of them to compile. A compiled update that gets 20
-tensors instead of 80 also begins sooner.
+All weights of one precision lie in one tensor. So Adam is a loop or two instead of one per weight,
+which compiles faster. A compiled update that gets 20 tensors instead of 80 also begins sooner.
 """
 
 import copy
@@ -14,22 +13,21 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 Weights = dict[str, torch.Tensor]  # by name, as a module's; or flat, by precision
-BETAS = 0.9, 0.999  # of Adam: decay of the first moment (exp_avg), and of the second
+BETAS = 0.9, 0.999  # Adam's decay of the first moment (exp_avg) and of the second
 
 
 class MixedWeights:
-    """Mixed precision: weights in float32 for Adam, and low-precision copies to compute with.
+    """Mixed precision: weights in float32 for Adam, and copies in ``dtype`` to compute with.
 
-    ``weights``, ``compute`` and the moments of Adam are flat: {"low": float (n,), "float32": float
+    ``weights``, ``compute`` and Adam's moments are flat: {"low": float (n,), "float32": float
     (m,)}. ``named`` finds single weights in them.
 
     Source: Kingma and Ba, arXiv:1412.6980; Micikevicius et al., arXiv:1710.03740, for the copies.
 
     Args:
-        network: gives the first weights, and uses the copies; its own do not change.
-        dtype: of the copies.
+        network: provides the first weights and runs with the copies; its own do not change.
         learning_rate, epsilon: of Adam; a larger epsilon damps steps where gradients are small.
-        float32_layers: beginnings of names; the copies of these weights stay in float32.
+        float32_layers: prefixes of the names whose copies stay in float32.
     """
 
     def __init__(
@@ -42,7 +40,7 @@ class MixedWeights:
     ) -> None:
         self.network, self.dtype, self.epsilon = network, dtype, epsilon
         device = next(network.parameters()).device
-        # Tensors: a compiled or captured update then finds their newest values.
+        # Tensors, so that a compiled or captured update finds their newest values.
         self.learning_rate = torch.full((), learning_rate, device=device)
         self.mean_decay = torch.ones((), device=device)  # beta to the power of the number of steps
         self.square_decay = torch.ones((), device=device)
@@ -58,14 +56,14 @@ class MixedWeights:
         self.compute = {p: w.to(dtypes[p], copy=True) for p, w in self.weights.items()}
         self.exp_avg = {precision: torch.zeros_like(w) for precision, w in self.weights.items()}
         self.exp_avg_sq = {precision: torch.zeros_like(w) for precision, w in self.weights.items()}
-        self._copied = [(self.weights, self.compute)]  # from where to where
+        self._copied = [(self.weights, self.compute)]  # pairs: source, copy
 
     def __call__(self, compute: Weights, states: torch.Tensor) -> torch.Tensor:
-        """The values of the network with these flat weights."""
+        """Run the network with these flat weights."""
         return functional_call(self.network, self.named(compute), (states,))
 
     def named(self, flat: Weights) -> Weights:
-        """The single weights in flat ones, by name: views, those of convolutions channels-last."""
+        """Return views of single weights in flat ones, by name; convolutions are channels-last."""
         named = {}
         for precision, shapes in self._shapes.items():
             parts = flat[precision].split([shape.numel() for shape in shapes.values()])
@@ -80,17 +78,17 @@ class MixedWeights:
         return tree_leaves([self.state_dict(), self._copied])
 
     def state_dict(self) -> dict[str, Weights]:
-        """For a checkpoint: views. A network of the same class can load its ``weights``."""
+        """Return views for a checkpoint; the same class of network can load ``weights``."""
         flat = {"weights": self.weights, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         decays = {"mean": self.mean_decay, "square": self.square_decay}
         return {part: self.named(tensors) for part, tensors in flat.items()} | {"decays": decays}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Weights]) -> None:
-        """Continue from where ``state_dict`` was taken; RuntimeError if by another network."""
+        """Restore a ``state_dict``; raise RuntimeError if it is of another network."""
         for part, tensors in self.state_dict().items():
             expected, given = ({n: t.shape for n, t in w.items()} for w in (tensors, state[part]))
-            if given != expected:  # ``copy_`` would repeat a smaller tensor
+            if given != expected:  # ``copy_`` would broadcast a smaller tensor
                 raise RuntimeError(f"{part} have names or shapes of another network")
             for name, tensor in tensors.items():
                 tensor.copy_(state[part][name])
@@ -101,7 +99,7 @@ class MixedWeights:
     @torch.no_grad()
     def adam(self, gradients: Weights) -> None:
         """Make a step of Adam, and refresh the copies."""
-        # A running product: the compiler would compute a power for every weight.
+        # A running product, because the compiler would compute a power for every weight.
         self.mean_decay.mul_(BETAS[0])
         self.square_decay.mul_(BETAS[1])
         for precision, weight in self.weights.items():
@@ -117,11 +115,11 @@ class MixedWeights:
 class AveragedWeights(MixedWeights):
     """Weights with an exponential moving average (EMA), which acts and is saved.
 
-    Single updates change single decisions. Their average is a steadier agent than the last weights,
-    and it is the agent of which avg_reward speaks.
+    The average is a steadier agent than the last weights, because single updates change single
+    decisions. avg_reward measures this agent.
 
     Attributes:
-        ema_step: 1 - decay of the average: 1 for a copy of the weights. A tensor.
+        ema_step: 1 - decay of the average, a tensor; 1 copies the weights.
         ema_compute: copies of the average, to choose actions with.
     """
 
@@ -144,7 +142,7 @@ class AveragedWeights(MixedWeights):
             self.ema_compute[precision].copy_(self.ema[precision])
 
     def agent(self) -> nn.Module:
-        """A network with the average of the weights now."""
+        """Return a network with the present average of the weights."""
         agent = copy.deepcopy(self.network)
         agent.load_state_dict(self.named(self.ema))
         return agent
