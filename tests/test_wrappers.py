@@ -4,6 +4,8 @@ import re
 import runpy
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -48,6 +50,9 @@ class Scripted(gym.Env):
 
     def lives(self) -> int:
         return self.left[self.position]
+
+    def clone_state(self, include_rng: bool) -> Any:
+        return SimpleNamespace(serialize=bytes)
 
     def picture(self) -> np.ndarray:
         return np.full(self.observation_space.shape, self.colours[self.position], np.uint8)
