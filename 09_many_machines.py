@@ -6,7 +6,7 @@ n-step transitions, which holds each frame once. Every game has its own epsilon.
 more frames, but updates per frame stay the same. If a player or a machine dies, the others continue
 until Ray has replaced it. Pong runs on the emulator of 08, other games on ALE.
 
-The idea comes from Ape-X (Horgan et al., arXiv:1803.00933), without its prioritized replay.
+The idea comes from Ape-X (Horgan et al., arXiv:1803.00933), without its prioritised replay.
 """
 
 import copy

@@ -121,7 +121,7 @@ def duration(commands: Sequence[Command]) -> str:
         hours += frames / fps.get(Path(script).stem, float("inf")) / 3600
         unknown += Path(script).stem not in fps
     text = f"about {hours:.0f} hours" if hours >= 2 else f"about {60 * hours + 1:.0f} minutes"
-    text += " on README's two CPU cores"
+    text += " on two CPU cores, like README's"
     return text + f", plus {unknown} of unknown length" * bool(unknown)
 
 
