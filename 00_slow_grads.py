@@ -1,11 +1,11 @@
 """Slow gradients: the baseline, but PyTorch records every forward pass.
 
-To choose an action and to value the next states needs no gradients. Here both happen without
-``torch.no_grad()``, a common mistake. PyTorch records every operation and keeps its inputs for a
-backward pass that never comes. Only then the result is detached.
+Choosing actions and valuing the next states needs no gradients. Here both happen without
+``torch.no_grad()``, a common mistake: PyTorch records every operation and keeps its inputs for a
+backward pass that never comes. The result is detached only afterwards.
 
-The chapter measured 157 FPS against 159 of the baseline (-1.5 %), and 115 minutes against 105
-to solve Pong (+10 %).
+The chapter measured 157 FPS against the baseline's 159 (-1.5 %), and 115 minutes against 105 to
+solve Pong (+10 %).
 """
 
 import copy
@@ -61,7 +61,7 @@ def train(params: ReplayOptions, run: Run) -> None:
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     saved |= {"agent": agent, "experience": experience}
     # These handlers smooth the rewards of whole games, stop at --stop-reward or --max-frames, write
-    # TensorBoard's curves, and save checkpoints of what is in ``saved``.
+    # TensorBoard's curves, and save checkpoints of ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batches = batch_generator(engine, experience, buffer, params.replay_initial, params.batch_size)
     engine.run(batches)

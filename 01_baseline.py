@@ -1,12 +1,12 @@
-"""Baseline: one environment, and one update for every frame it plays.
+"""Baseline: one environment, and one update per frame.
 
 This is a plain DQN, and every other rung is compared with it. Each iteration plays one frame,
-stores it, samples 32 transitions from the replay buffer and makes one gradient step. Playing waits
-for the update, and the update waits for playing. The picture is the whole screen in 84x84 pixels;
-in 00 to 03 the chapter cuts off the score and both walls.
+stores it, samples 32 transitions from the replay buffer and takes one gradient step. Playing waits
+for the update, and the update waits for playing. The agent sees the whole screen in 84x84 pixels;
+in 00 to 03 the chapter crops the score and both walls.
 
-It is a tuned baseline: at the same work it makes 1.4 times the FPS of ptan, the chapter's library
-(two CPU cores, float32; results/epyc-zen4-2core/peers). docs/beside-the-book.md says by what.
+The baseline is tuned: at the same work it has 1.4 times the FPS of ptan, the chapter's library
+(two CPU cores, float32; results/epyc-zen4-2core/peers). docs/beside-the-book.md says why.
 
 The chapter measured 159 FPS and 105 minutes to solve Pong (GTX 1080 Ti).
 """
@@ -66,7 +66,7 @@ def train(params: ReplayOptions, run: Run) -> None:
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     saved |= {"agent": agent, "experience": experience}
     # These handlers smooth the rewards of whole games, stop at --stop-reward or --max-frames, write
-    # TensorBoard's curves, and save checkpoints of what is in ``saved``.
+    # TensorBoard's curves, and save checkpoints of ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batches = batch_generator(engine, experience, buffer, params.replay_initial, params.batch_size)
     engine.run(batches)

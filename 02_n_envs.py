@@ -1,11 +1,11 @@
 """N environments: play several games in turn, and update once for all of them.
 
-Each iteration plays ``--steps`` frames in each of ``--envs`` environments. Then it makes one
-gradient step, with a batch that grows in proportion. The samples per frame stay the same. But one
-forward pass gives the actions for all environments, and a device that is not busy with 32 samples
-takes about as long for 96. The games differ, so the samples differ more, too.
+Each iteration plays ``--steps`` frames in each of ``--envs`` environments. Then it takes one
+gradient step, with a batch that grows in proportion, so the samples per frame stay the same. One
+forward pass chooses the actions of all environments, and a device that 32 samples do not keep busy
+takes about as long for 96. Different games also make the samples more diverse.
 
-The chapter measured 228 FPS against 159 of the baseline (+43 %), and 44 minutes against 105 to
+The chapter measured 228 FPS against the baseline's 159 (+43 %), and 44 minutes against 105 to
 solve Pong (-58 %). More than three environments gave more FPS, but took longer to solve.
 """
 
@@ -73,7 +73,7 @@ def train(params: Options, run: Run) -> None:
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     saved |= {"agent": agent, "experience": experience}
     # These handlers smooth the rewards of whole games, stop at --stop-reward or --max-frames, write
-    # TensorBoard's curves, and save checkpoints of what is in ``saved``.
+    # TensorBoard's curves, and save checkpoints of ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batch_size = params.batch_size * params.envs * params.steps
     engine.run(batch_generator(engine, experience, buffer, params.replay_initial, batch_size))

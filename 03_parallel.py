@@ -1,15 +1,15 @@
 """Parallel: one process plays while another one trains.
 
 A player process steps the environment and puts its experience on a queue of at most 2 * ``--steps``
-frames. This process takes what is in the queue and makes one gradient step with a batch of 32 *
-``--steps``. It waits only while the queue is empty, the player only while it is full. (With an
-empty queue, the chapter's trainer makes another update without new frames.) If the player is the
-faster one, an update has 2 * ``--steps`` new frames: half as many samples per frame as in 01. The
-player acts with the live weights of the network, in memory that both processes share. With
-``--play-device`` or ``--sync-frames`` it has its own copy and refreshes it now and then. Epsilon
-falls from the first frame on, ``--steps`` times as slowly: an update is meant for so many frames.
+frames. This process empties the queue and takes one gradient step with a batch of 32 * ``--steps``.
+It waits only if the queue is empty, and the player only if it is full. (With an empty queue, the
+chapter's trainer makes another update without new frames.) If the player is faster, each update has
+2 * ``--steps`` new frames: half as many samples per frame as in 01. The player acts with the
+network's live weights, in memory that both processes share. With ``--play-device`` or
+``--sync-frames`` it has a copy of its own and refreshes it every few frames. Epsilon starts to fall
+at the first frame and takes ``--steps`` times as many frames, as in the chapter.
 
-The chapter measured 402 FPS against 159 of the baseline (+152 %), and 59 minutes against 105 to
+The chapter measured 402 FPS against the baseline's 159 (+152 %), and 59 minutes against 105 to
 solve Pong (-43 %).
 """
 
@@ -46,7 +46,7 @@ class Options(PlayerOptions):
 def player_process(
     queue: ExperienceQueue, params: Options, shared_net: DQN, epsilon: LinearSchedule, frames: int
 ) -> None:
-    """The player process; ``frames`` were played before, if the run is resumed."""
+    """Play and fill the queue; a resumed run has played ``frames`` before."""
     env = wrap_deepmind(make_atari(params.env))
     net = shared_net
     if params.refresh_frames:
@@ -56,7 +56,7 @@ def player_process(
     def q_function(states: torch.Tensor) -> torch.Tensor:
         return net(states)
 
-    seed = resumed_seed(params.seed, frames)  # else a resumed run would play the same games again
+    seed = resumed_seed(params.seed, frames)  # so a resumed run plays new games
     agent = EpsilonGreedyAgent(q_function, env.action_space.n, epsilon, params.player_device, seed)
     agent.frames = frames
     for frame, steps in enumerate(ExperienceSource([env], agent, seed), start=1):
@@ -95,7 +95,7 @@ def train(params: Options, run: Run) -> None:
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     # These handlers smooth the rewards of whole games, stop at --stop-reward or --max-frames, write
-    # TensorBoard's curves, and save checkpoints of what is in ``saved``.
+    # TensorBoard's curves, and save checkpoints of ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batch_size = params.batch_size * params.steps
     with player as experience:

@@ -1,13 +1,13 @@
 """Cheaper wrappers, N environments: leave out preprocessing that the agent does not need.
 
-Without no-ops (``noop_max=0``) all games begin alike, so training leaves other starts untrained:
-after no-ops this agent may lose. Pong needs no maximum of two frames (``max_pool=False``): it does
-not flicker. Two stacked frames instead of four (``stack=2``) show where the ball is going, and a
-quicker resize shows the same. So three frames of a transition are gathered and copied to the device
+Without no-ops (``noop_max=0``) all games begin alike, so the agent does not learn other starts and
+may lose after no-ops. Pong does not flicker, so it needs no maximum of two frames
+(``max_pool=False``). Two stacked frames instead of four (``stack=2``) show where the ball is going,
+even with a quicker resize. So a transition has three frames to gather and copy to the device
 instead of five, and the first layer convolves half as many pixels. Every choice is a flag and can
 be switched back. Otherwise this is 02_n_envs.py.
 
-The chapter measured 330 FPS against 159 of the baseline (+108 %), and 40 minutes against 105 to
+The chapter measured 330 FPS against the baseline's 159 (+108 %), and 40 minutes against 105 to
 solve Pong (-62 %).
 """
 
@@ -83,7 +83,7 @@ def train(params: Options, run: Run) -> None:
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     saved |= {"agent": agent, "experience": experience}
     # These handlers smooth the rewards of whole games, stop at --stop-reward or --max-frames, write
-    # TensorBoard's curves, and save checkpoints of what is in ``saved``.
+    # TensorBoard's curves, and save checkpoints of ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batch_size = params.batch_size * params.envs * params.steps
     engine.run(batch_generator(engine, experience, buffer, params.replay_initial, batch_size))

@@ -1,9 +1,9 @@
 """Cheaper wrappers, parallel: preprocess less, in a process of its own.
 
-The player of 03_parallel.py with the wrappers of 04_new_wrappers_n_env.py. The player plays more
-frames, and the trainer gathers, copies and convolves fewer pixels.
+The player of 03_parallel.py uses the wrappers of 04_new_wrappers_n_env.py. It plays faster, and the
+trainer gathers, copies and convolves fewer pixels.
 
-The chapter measured 409 FPS against 159 of the baseline (+157 %), and 31 minutes against 105 to
+The chapter measured 409 FPS against the baseline's 159 (+157 %), and 31 minutes against 105 to
 solve Pong (-70 %).
 """
 
@@ -48,7 +48,7 @@ def make_env(params: Options) -> FrameStack:
 def player_process(
     queue: ExperienceQueue, params: Options, shared_net: DQN, epsilon: LinearSchedule, frames: int
 ) -> None:
-    """The player process; ``frames`` were played before, if the run is resumed."""
+    """Play and fill the queue; a resumed run has played ``frames`` before."""
     env = make_env(params)
     net = shared_net
     if params.refresh_frames:
@@ -58,7 +58,7 @@ def player_process(
     def q_function(states: torch.Tensor) -> torch.Tensor:
         return net(states)
 
-    seed = resumed_seed(params.seed, frames)  # else a resumed run would play the same games again
+    seed = resumed_seed(params.seed, frames)  # so a resumed run plays new games
     agent = EpsilonGreedyAgent(q_function, env.action_space.n, epsilon, params.player_device, seed)
     agent.frames = frames
     for frame, steps in enumerate(ExperienceSource([env], agent, seed), start=1):
@@ -97,7 +97,7 @@ def train(params: Options, run: Run) -> None:
     engine = Engine(process_batch)
     saved = {"net": net, "target_net": target_net, "optimizer": optimizer, "buffer": buffer}
     # These handlers smooth the rewards of whole games, stop at --stop-reward or --max-frames, write
-    # TensorBoard's curves, and save checkpoints of what is in ``saved``.
+    # TensorBoard's curves, and save checkpoints of ``saved``.
     attach_handlers(engine, run, epsilon, saved)
     batch_size = params.batch_size * params.steps
     with player as experience:

@@ -1,14 +1,14 @@
 """Vector environment: all games in C++ threads, which play while the network learns.
 
 ``ale_py.AtariVectorEnv`` does in C++ threads what the wrappers do in Python: emulation, frame skip,
-max-pooling, resizing. It holds no interpreter lock. Its step has two halves: the rung sends the
-actions, learns from the last transitions, and only then receives the new frames. So on a GPU
-playing costs time only if it takes longer than the update; on a CPU they share the cores. One
-forward pass gives the actions for all games. Network and loss are those of 02_n_envs.py. Its
-preprocessing differs in two ways: the maximum of two frames is that of grey ones, where 02 has that
-of colours (at edges up to 16 greys), and a lost life is followed by no FIRE.
+max-pooling, resizing. It does not hold Python's interpreter lock. A step has two halves: the rung
+sends the actions, learns from the last transitions, and only then receives the new frames. So on a
+GPU, playing costs time only if it takes longer than the update; on a CPU, both share the cores. One
+forward pass chooses the actions of all games. Network and loss are the same as in 02_n_envs.py, but
+the maximum of two frames is taken in grey, not in colour (a difference of up to 16 greys at edges),
+and no FIRE follows a lost life.
 
-The book ends before this rung, and those that follow.
+The book does not cover this rung or the later ones.
 """
 
 import copy
@@ -38,7 +38,7 @@ class Options(ReplayOptions):
 
     envs: int = option(8, "environments, stepped together", low=1, high=256, group="playing")
     stack: int = option(4, "stacked frames per state", low=1, high=16, group="wrappers")
-    vector_env = True  # states are those of ALE's vector environment, not those of wrappers
+    vector_env = True  # states come from ALE's vector environment, not from wrappers
 
 
 def train(params: Options, run: Run) -> None:

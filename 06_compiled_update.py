@@ -1,10 +1,9 @@
 """Compiled update: sampling, both forward passes, the backward pass and Adam as one function.
 
-The replay buffer is on the training device. So an update reads nothing from outside: it is one
+The replay buffer is on the training device, so an update reads nothing from outside: it is one
 closed function. The compiler fuses everything between the convolutions and matrix products into a
-few loops. On the GPU the whole update is one CUDA graph: the CPU launches it with a single call and
-does not wait. Gradients are bfloat16 where the processor has units for it. Adam keeps the weights
-in float32.
+few loops. On a GPU the whole update is one CUDA graph: the CPU launches it with a single call and
+does not wait. Gradients are bfloat16 if the processor has units for it; Adam's weights are float32.
 """
 
 import copy
@@ -37,7 +36,7 @@ class Options(PrecisionOptions, ReplayOptions):
 
     envs: int = option(8, "environments, stepped together", low=1, high=256, group="playing")
     stack: int = option(4, "stacked frames per state", low=1, high=16, group="wrappers")
-    vector_env = True  # states are those of ALE's vector environment, not those of wrappers
+    vector_env = True  # states come from ALE's vector environment, not from wrappers
 
 
 def train(params: Options, run: Run) -> None:

@@ -1,21 +1,21 @@
 """Speedrun: everything that makes Q-learning from pixels solve Pong sooner.
 
-Parallel Q-learning without replay buffer and target network (Gallici et al., arXiv:2407.04811): the
-network learns from the last rollout of 32 games, while C++ threads play the next one. Its targets
-are Q(lambda) returns over up to 64 steps, about as long as a point. They are computed once per
-rollout, from values that the choice of actions gives anyway. So an update is one forward and one
-backward pass. It is compiled, and in bfloat16 except for the last layer. Each frame is learned from
-four times, in many small updates. As the agent wins a larger share of its points, the learning
-rate, the last part of epsilon, and the number of updates fall. The network has a fourteenth of the
-weights, a normalised hidden layer and dueling heads. It sees two stacked frames at half the
-resolution, only the part between the walls. It plays the three of Pong's six actions that differ.
+Parallel Q-learning without a replay buffer or a target network (Gallici et al., arXiv:2407.04811):
+the network learns from the last rollout of 32 games, while C++ threads play the next one. Its
+targets are Q(lambda) returns over up to 64 steps, about the length of a point. They are computed
+once per rollout, from the values that chose the actions. So an update is one forward and one
+backward pass, compiled, and in bfloat16 except for the last layer. Each frame is used four times,
+in many small updates. As the agent wins more of its points, the learning rate, the last part of
+epsilon and the number of updates fall. The network has a fourteenth of DQN's weights, a normalised
+hidden layer and dueling heads. It sees two stacked frames at half the resolution, cropped to the
+part between the walls, and plays the three of Pong's six actions that differ.
 
-The agent acts with a moving average of the weights, which moves slower as it wins more, and which
-then also is a target network, since its values make the targets. It breaks near-ties at random, so
-it does not lose one rally after the other in the same way. Training ends when it wins 64 of 64
-games without learning. On a CPU, half of the cores learn; the others are left to the games.
+The agent acts with a moving average of the weights, which moves more slowly as it wins more. The
+average also serves as a target network, since its values make the targets. The agent breaks
+near-ties at random, so it does not lose rally after rally in the same way. Training ends when it
+wins 64 of 64 games without learning. On a CPU, half of the cores learn; the games get the rest.
 
-What each idea bought: results/README.md.
+For the gain of each idea, see results/tried.md and results/epyc-zen4-2core/speedrun-without.
 """
 
 from collections.abc import Iterator
@@ -75,8 +75,8 @@ def train(params: Options, run: Run) -> None:
         net.adam(gradients)
         return loss
 
-    # The emulator of trials compiles in another process, the network in this one.
-    with show_elapsed("preparing trials, and the network"), preparing_fast_games(params.env):
+    # The emulator for the trials compiles in another process, the network in this one.
+    with show_elapsed("preparing the trials and the network"), preparing_fast_games(params.env):
         choose = CapturedForward(act, envs.shape, run.device, compiled=True)
         learn = CompiledUpdate(update, run.device, net, rollout.position)
         learn.compile()
@@ -90,12 +90,12 @@ def train(params: Options, run: Run) -> None:
             values, chosen = choose(states)
             actions = explore(chosen, frame)
             envs.send(actions)
-            rollout.record_values(states, values)  # and compute returns, while the games are played
+            rollout.record_values(states, values)  # computes returns while the games run
             net.learning_rate.fill_(learning_rate(frame))
             net.ema_step.fill_(ema_step(frame))
             if rollout.ready:
                 updates_due += epochs(frame) * params.envs / params.batch_size
-            while updates_due >= 1:  # while the games are played
+            while updates_due >= 1:  # the games still run
                 updates_due -= 1
                 yield
             step = envs.recv()

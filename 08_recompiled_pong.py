@@ -1,9 +1,8 @@
 """Recompiled Pong: the speedrun on our own emulator.
 
-Settings and learning are those of 07_speedrun.py. The games run in ``pong_emulator``: Pong's
-machine code, translated into Python functions that are then compiled. They are the same as ALE's,
-pixel for pixel. A step takes a tenth of the time. So playing is nearly free, and all cores learn.
-
+Settings and learning are the same as in 07_speedrun.py. The games run in ``pong_emulator``: Pong's
+machine code, translated into Python functions that are then compiled. They match ALE's games pixel
+for pixel, and a step takes a tenth of the time. So playing is nearly free, and all cores learn.
 10_thousands_of_games.py plays on the GPU.
 """
 
@@ -71,7 +70,7 @@ def train(params: Options, run: Run) -> None:
         return loss
 
     # The emulator compiles in another process, the network in this one.
-    with show_elapsed("preparing the emulator, and the network"), pong_emulator.preparing():
+    with show_elapsed("preparing the emulator and the network"), pong_emulator.preparing():
         choose = CapturedForward(act, envs.shape, run.device, compiled=True)
         learn = CompiledUpdate(update, run.device, net, rollout.position)
         learn.compile()
@@ -85,12 +84,12 @@ def train(params: Options, run: Run) -> None:
             values, chosen = choose(states)
             actions = explore(chosen, frame)
             envs.send(actions)
-            rollout.record_values(states, values)  # and compute returns, while the games are played
+            rollout.record_values(states, values)  # computes returns while the games run
             net.learning_rate.fill_(learning_rate(frame))
             net.ema_step.fill_(ema_step(frame))
             if rollout.ready:
                 updates_due += epochs(frame) * params.envs / params.batch_size
-            while updates_due >= 1:  # while the games are played
+            while updates_due >= 1:  # the games still run
                 updates_due -= 1
                 yield
             step = envs.recv()

@@ -4,9 +4,9 @@ The player of 04_new_wrappers_parallel.py becomes a Ray actor. There can be many
 several games. A player gets weights, plays some steps, and answers with one compressed message of
 n-step transitions, which holds each frame once. Every game has its own epsilon. More players play
 more frames, but updates per frame stay the same. If a player or a machine dies, the others continue
-until Ray has replaced it. Pong is played on the emulator of 08, other games in ALE.
+until Ray has replaced it. Pong runs on the emulator of 08, other games on ALE.
 
-The idea is that of Ape-X (Horgan et al., arXiv:1803.00933), without its priorities.
+The idea comes from Ape-X (Horgan et al., arXiv:1803.00933), without its prioritised replay.
 """
 
 import copy
@@ -28,7 +28,7 @@ from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons
 from lib.training.evaluation import evaluate
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
-from lib.training.options import option
+from lib.training.options import decay_option, option
 from lib.training.run import Run
 
 
@@ -38,7 +38,8 @@ class Options(ClusterOptions):
 
     n_steps: int = option(3, "n of the n-step transitions", low=1, high=8)
     batch_size: int = option(128, "transitions per update", low=1, high=65_536)
-    frames_per_update: int = option(8, "new frames per update, of all players", low=1, high=10**6)
+    epsilon_frames: int = decay_option("frames over which epsilon falls, from the first frame on")
+    frames_per_update: int = option(8, "new frames per update, from all players", low=1, high=10**6)
 
 
 class Player:

@@ -1,11 +1,10 @@
-"""Thousands of games: all that a run does is done on one GPU.
+"""Thousands of games: the whole run on one GPU.
 
-08_recompiled_pong.py with many more games: fewer steps, and larger batches. With --cuda the
-emulator plays on the GPU, too. A step of all games is one CUDA graph there: the choice of actions,
-the games, and what is recorded of them. The returns of a rollout are another one, and so is an
-update. The CPU launches them, and asks once per rollout what happened.
-
-On a CPU the same script plays in threads, then learns: it is slower than 08.
+This is 08_recompiled_pong.py with many more games, fewer steps and larger batches. With --cuda the
+emulator runs on the GPU, too. A step of all games is one CUDA graph: it chooses the actions, plays,
+and records the outcome. The returns of a rollout are another graph, and so is an update. The CPU
+launches the graphs, and asks once per rollout what happened. On a CPU the same script plays in
+threads, then learns; that is slower than 08.
 """
 
 from collections.abc import Iterator
@@ -73,8 +72,8 @@ def train(params: Options, run: Run) -> None:
         net.adam(gradients)
         return loss
 
-    preparing = pong_emulator.preparing(run.device)  # in other processes, as the network compiles
-    with show_elapsed("preparing the emulator, and the network"), preparing:
+    preparing = pong_emulator.preparing(run.device)  # elsewhere, while the network compiles
+    with show_elapsed("preparing the emulator and the network"), preparing:
         choose = CapturedForward(act, envs.shape, run.device, compiled=True, alone=False)
         learn = CompiledUpdate(update, run.device, net, rollout.position)
         learn.compile()

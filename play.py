@@ -1,4 +1,4 @@
-"""Watch a trained agent: it plays whole games, and prints each score.
+"""Watch a trained agent play whole games, and print each score.
 
     python play.py
     python play.py runs/07_speedrun-pong-seed0-2026-11-21T10-00-00
@@ -6,15 +6,14 @@
     python play.py RUN_DIR --render
 
 RUN_DIR is a checkpoint, or the folder of a run. From a folder, play.py takes
-the solved checkpoint, else the best one, else the latest. Without it, the agent
-in weights/ plays, see its README. The environment is a single one with the
-preprocessing of training. Games begin after no-ops, as DeepMind's do. If the
-agent was trained with other starts, it first plays as many games with these.
+the solved checkpoint, otherwise the best one, otherwise the latest. Without
+RUN_DIR the shipped agent plays, see weights/README.md. It plays in a single
+environment with its preprocessing. Games begin after no-ops, as DeepMind's do.
+An agent trained with other starts first plays as many games with those.
 
     python play.py RUN_DIR --export agent.pt
 
-keeps only what it takes to play: the weights and the preprocessing, without the
-optimizer.
+keeps only what playing needs: weights and preprocessing, without the optimizer.
 """
 
 import argparse
@@ -38,9 +37,8 @@ from lib.training.evaluation import SEED, STICKY, describe, load_agent, make_env
 from lib.training.flags import FlagParser, number
 
 SHIPPED = Path(__file__).parent / "weights" / "pong.pt"
-# For each kind of video: agent steps per picture, how fast it is, and how it is written. A GIF is
-# for a page: a quarter of a game's time, and the game's own colours. The Atari makes 15 agent
-# steps per second.
+# For each kind of video: agent steps per picture, its speed, and ffmpeg's settings. A GIF is small:
+# 4 times as fast as the Atari (15 agent steps per second), with the game's own palette.
 COLOURS = "split[pictures][same];[same]palettegen=stats_mode=single[palette];"
 COLOURS += "[pictures][palette]paletteuse=new=1:dither=none"
 GIF = {"fps": 30, "codec": "gif", "pix_fmt_out": "pal8", "quality": None, "macro_block_size": 1}
@@ -53,16 +51,16 @@ VIDEOS: dict[str, tuple[int, str, dict[str, Any]]] = {
 def parse() -> argparse.Namespace:
     """Read the command line; a bad value ends the program with one line and exit code 2."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    place = "run folder or checkpoint (default: an agent that is trained already)"
+    place = "run folder or checkpoint (default: the shipped agent)"
     parser.add_argument(
         "run_dir", type=Path, metavar="RUN_DIR", nargs="?", default=SHIPPED, help=place
     )
     for flag, kind, default, what in (
         ("--episodes", number(int, 1), 10, "games to play (default: 10)"),
-        ("--epsilon", number(float, 0, 1), 0.01, "of the agent (default: 0.01)"),
+        ("--epsilon", number(float, 0, 1), 0.01, "probability of a random action (default: 0.01)"),
         ("--seed", number(int, 0, 2_000_000_000), SEED, "seed of the first game"),
         ("--video", Path, None, "film the first game, as .mp4 or .gif"),
-        ("--export", Path, None, "write the agent into a small file, and end"),
+        ("--export", Path, None, "write the agent to a small file, and exit"),
     ):
         name = "FILE" if kind is Path else flag[2:].upper()
         parser.add_argument(flag, type=kind, metavar=name, default=default, help=what)
@@ -74,7 +72,7 @@ def parse() -> argparse.Namespace:
         parser.error(f"--video: {args.video} ends in neither {' nor '.join(VIDEOS)}")
     for flag, file in (("--video", args.video), ("--export", args.export)):
         if file and not os.access(file.absolute().parent, os.W_OK | os.X_OK):
-            parser.error(f"{flag}: {file.parent} is not a folder that can be written to")
+            parser.error(f"{flag}: {file.parent} is not a writable folder")
     if args.video and args.render:
         parser.error("--render: --video cannot show the games at the same time")
     if args.render and sys.platform == "linux" and not has_display():
@@ -92,17 +90,17 @@ def parse() -> argparse.Namespace:
 
 
 def has_display() -> bool:
-    """Whether an X server answers; without one ALE plays on, and nobody sees it."""
+    """Return whether an X server answers; without one, ALE would play unseen."""
     try:
         open_display = ctypes.CDLL("libX11.so.6").XOpenDisplay
     except OSError:
-        return False  # ALE's window needs this library, too
+        return False  # without this library ALE opens no window
     open_display.restype = ctypes.c_void_p
     return open_display(None) is not None
 
 
 class Film(gym.Wrapper):
-    """Writes the pictures of a game, of which ``env`` renders ``rgb_array``, into a video file."""
+    """Write the pictures of ``env``, which renders ``rgb_array``, to a video file."""
 
     def __init__(self, env: gym.Env, file: Path) -> None:
         super().__init__(env)
@@ -136,13 +134,13 @@ def main() -> None:
     if args.export:
         export(args.contents, args.network, args.export)
         return
-    torch.set_num_threads(1)  # for one state; threads would wait for each other
+    torch.set_num_threads(1)  # one state at a time: more threads would wait for each other
     script = args.contents[checkpoints.SETTINGS]["script"]
     print(f"{args.checkpoint}: {script} after {args.contents['progress']['frames']:,} frames")
     film = args.video
     for kind, preprocessing in args.preprocessing.starts.items():
         print(f"games {kind}{', sticky actions' * args.sticky}:")
-        # One bar for all games: a Ctrl-C that meets the end of a bar's life is lost.
+        # One bar for all games, because deleting a bar can swallow a Ctrl-C.
         layout = {"bar_format": "{desc}{n:5.0f}\r", "miniters": 0, "leave": False}
         score = tqdm(disable=None, **layout)  # live, on a terminal
 
@@ -168,7 +166,7 @@ def main() -> None:
                     filmed.writer.close()  # completes the file
                     speed = VIDEOS[args.video.suffix.lower()][1]
                     print(f"{args.video} shows this game, {speed}", flush=True)
-        finally:  # also of the games before Ctrl-C
+        finally:  # after Ctrl-C, too
             score.close()
             if rewards:
                 print(describe(rewards), flush=True)
@@ -179,8 +177,8 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit(130)  # as the shell counts it: 128 and the number of the signal
-    except BrokenPipeError:  # nobody reads any more
+        sys.exit(130)  # the shell's convention: 128 + signal number
+    except BrokenPipeError:  # the reader of the pipe has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:  # the disk is full

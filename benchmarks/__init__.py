@@ -2,8 +2,8 @@
 
 
 class UserError(Exception):
-    """The command cannot be done; the message says why in one line. Exit code 2."""
+    """A command that cannot run; the message is one line. Exit code 2."""
 
 
 class Failed(Exception):  # noqa: N818, it is how a command ends
-    """A program that was started did not finish; the message says why in one line. Exit code 1."""
+    """A started program that failed; the message is one line. Exit code 1."""

@@ -1,16 +1,15 @@
 """Show where the time of an iteration goes, and who works while others wait.
 
-Each rung runs under torch's profiler, its player process too, with a name around the functions
-that play, choose actions, learn and wait. A table says what every part takes; a time line shows the
-first milliseconds of the same trace. FPS are measured before the profiler starts, which makes a
-rung slower; those in README are over more updates. Flags after -- go to every rung.
+Each rung, with its player process, runs under torch's profiler. A table shows the time of playing,
+choosing actions, learning and waiting; a timeline shows the first milliseconds. FPS are measured
+before the profiler starts, because it slows a rung down. Flags after -- go to every rung.
 
     python -m benchmarks breakdown 01_baseline 03_parallel
     python -m benchmarks breakdown 01_baseline 02_n_envs -- --amp
-    python -m benchmarks breakdown 01 03 05 08 -- --amp       README's time line
+    python -m benchmarks breakdown 01 03 05 08 -- --amp       results/timeline.png
 
-Files: breakdown.md, breakdown.csv, breakdown.png, timeline.png, and for each rung a folder with its
-traces, which open in ui.perfetto.dev, and torch's table of its longest operators.
+Files: breakdown.md, breakdown.csv, breakdown.png, timeline.png, and a folder for each rung with its
+traces, for ui.perfetto.dev, and torch's table of its longest operators.
 """
 
 import argparse
@@ -38,8 +37,8 @@ from benchmarks.report import HARDWARE, here, join_machine, write_table
 from lib.training.machine import describe_machine
 
 REST = "rest (ignite, Python)"
-EPSILON = 0.02  # most of a run has this one
-# What somebody does in the pictures -> its colour, and the parts of an iteration that are it.
+EPSILON = 0.02  # as in most of a run
+# Activity in the pictures -> its colour, and its parts of an iteration.
 ACTIVITIES = {
     "learns": ("tab:blue", ("sampling", "forward", "backward", "optimizer", "update")),
     "chooses actions": ("tab:orange", ("choosing actions",)),
@@ -53,7 +52,7 @@ START = "from benchmarks.profiled import main; main()"
 
 
 class Span(NamedTuple):
-    """A part of an iteration, and when it began and ended, in milliseconds."""
+    """A part of an iteration, with its begin and end in milliseconds."""
 
     part: str
     begin: float
@@ -61,30 +60,30 @@ class Span(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """Somebody who works for a rung: a process or a thread, and its spans without gaps."""
+    """A process or thread of a rung, with its spans, which leave no gaps."""
 
     rung: str
     fps: float
-    frames: int  # of the time that was profiled
+    frames: int  # played while profiled
     name: str
     spans: list[Span]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
-    text = "rungs by the beginning of their names, as 01 or 04_new_wrappers_p"
+    text = "rungs by the beginning of their names, such as 01 or 04_new_wrappers_p"
     parser.add_argument("rungs", nargs="+", metavar="RUNG", help=text)
     counts = {
-        "updates": (100, "updates that are timed, and again that are profiled"),
-        "milliseconds": (100, "length of the time line"),
+        "updates": (100, "updates to time, and as many to profile"),
+        "milliseconds": (100, "length of the timeline"),
     }
     add_counts(parser, counts)
     add_out(parser, "runs/breakdown")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Take the rungs apart, write the table, the time line and the traces."""
-    asked = {flag.split("=")[-1].split(":")[0] for flag in args.rung_flags}  # --device=cuda:1, too
+    """Profile the rungs; write the table, the timeline and the traces."""
+    asked = {flag.split("=")[-1].split(":")[0] for flag in args.rung_flags}  # --device=cuda:1
     machine = describe_machine(chosen_device(bool(asked & {"--cuda", "cuda"})))
     out = args.out.resolve()
     workers: list[Worker] = []
@@ -106,10 +105,10 @@ def run(args: argparse.Namespace) -> int:
         ]
     notes = [
         here(machine),
-        f"Seed 0, epsilon {EPSILON:g}; FPS over {args.updates} updates after {WARM_UP} to "
-        f"warm up, the parts over {args.updates} more, under torch's profiler",
-        "A part is what its functions take without the parts that they call; 'update' is the loss, "
-        "or all of an update that is one compiled function. On a GPU this is the CPU's time",
+        f"Seed 0, epsilon {EPSILON:g}; FPS over {args.updates} updates after a warm-up of "
+        f"{WARM_UP}, the parts over {args.updates} more, under torch's profiler",
+        "A part is the time of its functions without the parts that they call; 'update' is the "
+        "loss, or an update that is one compiled function. On a GPU this is the CPU's time",
     ]
     title = " ".join(["Where an iteration goes", shlex.join(args.rung_flags)]).strip()
     header = ["rung", "FPS", "who", "part", "ms per frame", "share"]
@@ -122,20 +121,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def profile_rung(script: Path, args: argparse.Namespace, folder: Path) -> Iterator[Worker]:
-    """Run a rung under the profiler; yields its processes and threads."""
+    """Run a rung under the profiler; yield its processes and threads."""
     flags = ["--stop-reward", "1e9", "--checkpoint-every", "0"]
     flags += ["--epsilon-start", f"{EPSILON}", "--epsilon-final", f"{EPSILON}"]
     flags += ["--replay-initial", "1000"] * has_replay_buffer(script)
     folder.mkdir(exist_ok=True)
     for file in (LAPS, TRAINER, PLAYER):
-        (folder / file).unlink(missing_ok=True)  # of a former command
+        (folder / file).unlink(missing_ok=True)  # from an earlier command
     with tempfile.TemporaryDirectory() as runs:
         command = [sys.executable, "-c", START, str(folder), f"{args.updates}", script.name]
         output_of([*command, "--run-dir", runs, *flags, *args.rung_flags], script.stem)
     if not (folder / LAPS).exists():
         raise Failed(f"{script.stem} ended before {args.updates} updates were profiled")
     (f0, t0), (f1, t1), (f2, _), (f3, _), gpu = json.loads((folder / LAPS).read_text())
-    print(f"GPU busy: {gpu}. The longest operators, by the CPU's time ({OPERATORS} in {folder}):")
+    print(f"GPU busy: {gpu}. The longest operators by CPU time ({OPERATORS} in {folder}):")
     for line in (folder / OPERATORS).read_text().splitlines()[3:13]:
         name, share, *_ = re.split(r"\s{2,}", line.strip())
         print(f"{share:>9}  {name}")
@@ -151,12 +150,12 @@ def profile_rung(script: Path, args: argparse.Namespace, folder: Path) -> Iterat
         workers["its threads"] = [span for spans in threads.values() for span in spans]
     for name, spans in workers.items():
         whole = innermost(spans, window.begin, window.end)
-        kept = [span for span in whole if name != "its threads" or span.part != REST]  # they rest
+        kept = [span for span in whole if name != "its threads" or span.part != REST]  # idle
         yield Worker(script.stem, (f1 - f0) / (t1 - t0), f3 - f2, name, kept)
 
 
 def read_trace(file: Path) -> dict[int, list[Span]]:
-    """The named parts in a trace by thread, in milliseconds of a clock of all processes."""
+    """Return the named parts of a trace by thread; all processes share the clock (milliseconds)."""
     with gzip.open(file) as stream:
         trace = json.load(stream)
     threads: dict[int, list[Span]] = defaultdict(list)
@@ -168,11 +167,7 @@ def read_trace(file: Path) -> dict[int, list[Span]]:
 
 
 def innermost(spans: Iterable[Span], begin: float, end: float) -> Iterator[Span]:
-    """What was done between two moments, which become 0 and so many milliseconds; without gaps.
-
-    Of parts within each other the innermost counts. But what happens while an action is chosen, as
-    the network's forward pass, belongs to choosing it.
-    """
+    """Yield innermost spans between two moments, without gaps, in milliseconds since ``begin``."""
     edges = sorted(
         [(span.begin, 1, -span.end, span.part) for span in spans]
         + [(span.end, 0, -span.begin, span.part) for span in spans]
@@ -181,12 +176,12 @@ def innermost(spans: Iterable[Span], begin: float, end: float) -> Iterator[Span]
     for time, starts, _, part in [*edges, (end, 0, 0.0, "")]:
         time = min(max(time, begin), end)
         if time > since:
-            chooses = "choosing actions" in inside
+            chooses = "choosing actions" in inside  # which includes its forward pass
             yield Span("choosing actions" if chooses else inside[-1], since - begin, time - begin)
             since = time
         if starts:
             inside.append(part)
-        elif part in inside:  # the last one of these
+        elif part in inside:  # the latest with this name
             del inside[len(inside) - 1 - inside[::-1].index(part)]
 
 
@@ -198,7 +193,7 @@ def draw(
     until: int | None,
     machine: str,
 ) -> None:
-    """Draw the bars of each worker, below its rung, whose FPS stand beside those in README."""
+    """Draw the bars of each worker, below its rung, with the FPS here and in README."""
     figure, axes = new_figure(machine, 13.3, 1.6 + 0.42 * len(workers))
     y, places, above = 0.0, [], ""
     for one, theirs in zip(workers, bars, strict=True):

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.records import Record
 
-PALETTE = list(TABLEAU_COLORS)  # their names
+PALETTE = list(TABLEAU_COLORS)  # names of colours
 STYLES = ("-", "--", ":", "-.")
-# Name of the x axis of the reward -> its field of ``Curves``, and its unit.
+# x axis of the reward -> field of ``Curves``, and unit.
 PANELS = {
     "frames (thousands of agent steps)": ("frames", 1_000),
     "wall clock (minutes)": ("seconds", 60),
@@ -25,7 +25,7 @@ PANELS = {
 
 
 def reward_chart(path: Path, groups: Mapping[str, Sequence[Record]], machine: str) -> None:
-    """avg_reward of every run, over frames and over minutes; runs of a group look alike."""
+    """Draw avg_reward of every run over frames and over minutes; runs of a group look alike."""
     figure, columns = new_figure(machine, 12, 5, "avg_reward of every run", panels=len(PANELS))
     bars = sorted({record.bar for records in groups.values() for record in records})
     for axes, (x_label, (x, unit)) in zip(columns, PANELS.items(), strict=True):
@@ -48,10 +48,7 @@ def reward_chart(path: Path, groups: Mapping[str, Sequence[Record]], machine: st
 def bar_panels(
     path: Path, title: str, panels: Mapping[str, Mapping[str, Sequence[float] | str]], machine: str
 ) -> None:
-    """A panel of gains for each heading: medians, with a line from min to max; texts as they are.
-
-    A panel without any gain over its first way is left out, as on a machine without a GPU.
-    """
+    """Draw gains by heading: medians with ranges, or texts. Panels without a gain are left out."""
     compared = {
         heading: bars
         for heading, bars in panels.items()
@@ -66,7 +63,7 @@ def bar_panels(
     figure.suptitle(f"{title}\n{machine}", fontsize=11)
     figure.supxlabel("gain over the first way: times as fast, or as small", fontsize=11)
     for axes, (heading, bars) in zip(grid.flat, panels.items(), strict=False):
-        axes.set_title(heading, loc="right", fontsize=11)  # room is at the left
+        axes.set_title(heading, loc="right", fontsize=11)  # its free side is the left
         for row, values in enumerate(bars.values()):
             if isinstance(values, str):
                 axes.text(0.02, row, values[:60], va="center", color="dimgrey", fontsize=9)
@@ -88,7 +85,7 @@ def bar_panels(
 def new_figure(
     machine: str, width: float, height: float, title: str = "", panels: int = 1
 ) -> tuple[Figure, Any]:
-    """A figure in inches, and its axes: several ones are beside each other and share their y."""
+    """Return a figure, sized in inches, and its axes; panels stand side by side and share y."""
     size = width, height
     figure, axes = plt.subplots(1, panels, figsize=size, layout="constrained", sharey=True)
     subtitle = textwrap.fill(machine, int(12 * width))

@@ -1,11 +1,9 @@
 """Time the emulator beside ALE's and EnvPool's vector environments.
 
-Random play, observations of 84 x 84 and one frame, the maximum of the last two of four emulated
-frames. All of as many games play in turn, round by round. With --cuda the games are on the GPU, and
-nobody else plays: a step is one CUDA graph, with 1, 4 or 32 games in each warp.
-
-ALE and EnvPool take 80 ms to make a game, and one MB of memory, so they play 1,024 games at most.
-EnvPool plays where it is installed: in the peers' environment (requirements-peers.txt).
+All play at random, in turn: observations of 84x84 and one frame, the maximum of the last two of
+four emulated frames. With --cuda only this emulator plays, on the GPU: a step is one CUDA graph,
+with 1, 4 or 32 games per warp. ALE and EnvPool need 80 ms and 1 MB to make a game, so they play at
+most 1,024. EnvPool plays if it is installed, as in the peers' environment (requirements-peers.txt).
 
     .venv-peers/bin/python -m benchmarks emulator
     python -m benchmarks emulator --cuda --games 1024 65536
@@ -39,13 +37,10 @@ MOST_GAMES = 1_024  # of ALE and EnvPool
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
-    parser.add_argument("--cuda", action="store_true", help="play on the GPU alone")
+    parser.add_argument("--cuda", action="store_true", help="play on the GPU only")
     text = f"games at once (default: {' '.join(map(str, GAMES))})"
     parser.add_argument("--games", type=positive, nargs="+", metavar="N", help=text)
-    counts = {
-        "milliseconds": (500, "of a measurement"),
-        "rounds": (3, "measurements of everything"),
-    }
+    counts = {"milliseconds": (500, "length of a measurement"), "rounds": (3, "measurements each")}
     add_counts(parser, counts)
     add_out(parser, "runs/emulator")
 
@@ -79,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def player(who: str, games: int, n: int) -> Callable[[], Any]:
-    """A function that plays a step of all games at random, with n threads (or games per warp)."""
+    """Return a function that plays a random step with n threads (or games per warp)."""
     if who == ON_GPU:
         return player_on_gpu(PongVectorEnv(games, stack=1, device="cuda", games_per_warp=n))
     envs: Any
@@ -99,7 +94,7 @@ def player(who: str, games: int, n: int) -> Callable[[], Any]:
 
 
 def player_on_gpu(envs: Any) -> Callable[[], Any]:
-    """The same for games on a GPU, whose steps are one CUDA graph."""
+    """Return a function that plays a random step on the GPU, as one CUDA graph."""
     frames, _ = envs.reset(seed=0)
     actions = torch.zeros(envs.num_envs, dtype=torch.int64, device=frames.device)
     rewards = torch.zeros_like(actions, dtype=torch.int32)

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What to do with a quarter of an hour on a GPU, in two parts: nine minutes, a look, three more. What
-# says most comes first, as what is left of a part may not suffice for all of it.
+# Use fifteen minutes on a GPU, in two parts: nine minutes, a look at the results, three more minutes.
+# The most important steps come first, because a part may run out of time.
 #
 #     OUT=folder bash benchmarks/gpu_minutes.sh first
 #     OUT=folder bash benchmarks/gpu_minutes.sh second [FLAGS of 10]
 #
-# Each step has a limit of seconds, and none begins after the end of its part. All that is printed
-# goes into $OUT/PART.txt, all events and tables into $OUT/PART.tgz. TINY=1 tries every step on a CPU,
-# in small and without hurry. PEERS is a Python that imports ptan (default: this one), see requirements-peers.txt.
+# Each step has a limit in seconds, and none begins after the end of its part. The output goes to
+# $OUT/PART.txt, events and tables to $OUT/PART.tgz. TINY=1 tries every step on a CPU with small sizes
+# and ten times as much time. PEERS is a Python that imports ptan (default: this one), see requirements-peers.txt.
 cd "$(dirname "$0")/.." || exit 1
 part=${1:?first or second}
 shift
@@ -16,7 +16,7 @@ kept=$(mktemp -d)
 mkdir -p "$out"
 log=$out/$part.txt
 peers=${PEERS:-$(command -v python)}
-cores=$(nproc) # before OMP_NUM_THREADS, which it would take for the answer
+cores=$(nproc) # before OMP_NUM_THREADS is set, which nproc would return
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
 if [ -n "$TINY" ]; then
   cuda=() frames=20 filling=60 games=4 slower=10
@@ -40,7 +40,7 @@ step() { # seconds, command
 rung() { # seconds, script, flags
   step "$1" python "$2.py" --run-dir "$kept/runs" "${cuda[@]}" "${@:3}"
 }
-fps() { # script, flags: so many frames after filling
+fps() { # script, flags: plays $frames after filling
   rung 30 "$1" --replay-initial $filling --max-frames $((filling + frames)) "${@:2}"
 }
 
@@ -54,7 +54,7 @@ tests() { # seconds, arguments of pytest
 }
 
 if [ "$part" = first ]; then
-  # Compiled beside the first measurements, which need one core: the emulator for the CPU and the GPU.
+  # Compile the emulator for CPU and GPU during the first measurements, which need only one core.
   for device in cpu ${cuda:+cuda}; do
     taskset -c "0-$(((cores + 3) / 4 - 1))" python -c "
 import time, pong_emulator
@@ -63,7 +63,7 @@ pong_emulator.prepare('$device')
 print(f'the emulator compiled for $device in {time.time() - began:.0f} s')" >>"$kept/compiled.txt" 2>&1 &
   done
   [ -n "$TINY" ] || nvidia-smi >>"$log" 2>&1
-  # Do graphs keep their memory, and does a failed capture leave the next ones possible?
+  # Do graphs keep their memory, and can others be captured after a failed capture?
   tests 30 tests/test_gpu.py -k "outlives or failed"
   techniques 30 calls
   wait
@@ -73,7 +73,7 @@ print(f'the emulator compiled for $device in {time.time() - began:.0f} s')" >>"$
   rung 75 10_thousands_of_games --seed 90 "${small[@]}" --envs "${games##* }"
   # shellcheck disable=SC2086  # several numbers
   step 45 python -m benchmarks emulator --games $games --rounds 1 --out "$kept/emulator" "${cuda[@]}"
-  # The same without optimising at link time, in a copy: what is compiled is kept by source alone.
+  # The same without link-time optimisation, in a copy, because the cache only looks at the source.
   mkdir "$kept/copy" && cp -r benchmarks lib pong_emulator "$kept/copy"
   sed -i 's/cuda.jit(cache=True)/lambda f: cuda.jit(f, cache=True, lto=False)/' "$kept/copy/pong_emulator/cuda.py"
   # shellcheck disable=SC2086

@@ -1,21 +1,17 @@
 """Run the rungs of the ladder in turn, for their FPS or until they solve Pong.
 
-Every seed runs through all rungs and values before the next seed does. So a machine that gets
-slower or faster favours none of them. What is complete in --run-dir is not repeated: after an
-interruption, start the same command again. Flags after -- go to every rung.
+Each seed runs all rungs and values before the next one, so that a drifting machine favours none.
+Complete runs in --run-dir are not repeated: after an interruption, start the same command again.
+A rung that refuses its flags or lacks a library is left out, with the reason. To choose a setting,
+use many short runs rather than a few long ones. Flags after -- go to every rung.
 
     python -m benchmarks ladder --frames 10000 --seeds 0-2    compare FPS
     python -m benchmarks ladder --solve -- --cuda             run to 17
     python -m benchmarks ladder --rungs 01 03 -- --amp        some rungs, another setting
     python -m benchmarks ladder --rungs 02 --vary envs 1 2 3 4 5 6
     python -m benchmarks ladder --rungs 04_new_wrappers_n --vary max-pool off on
-
-To choose a setting, many short runs say more than a few long ones:
-
     python -m benchmarks ladder --rungs 07 --solve --vary gamma 0.97 0.99 -- --max-frames 400000
     python -m benchmarks table runs/ladder --every 100000     reward by 100,000 frames
-
-A rung that refuses its flags, or lacks what it needs, is left out and says why.
 """
 
 import argparse
@@ -35,40 +31,40 @@ FRAMES, REPLAY_INITIAL = 10_000, 2_000  # of a run for its FPS
 SOLVE_FRAMES = 5_000_000  # a run that has not solved Pong by then counts as not solved
 TO_17 = 1_000_000  # frames that a rung needs, roughly: 0.5 to 2.7 million
 DONE = "command.txt"  # beside the events of a run that is complete: the command
-BEGUN = "interrupted.txt"  # of one that was interrupted, alike
+BEGUN = "interrupted.txt"  # the same for an interrupted run
 SWITCHES = {"on": "", "off": "no-"}  # --vary max-pool off on
 Command = tuple[str, ...]  # a rung's file and its flags, the seed last
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
-    text = "rungs by the beginning of their names, as 01 or 04_new_wrappers_p (default: all)"
+    text = "rungs by the beginning of their names, such as 01 or 04_new_wrappers_p (default: all)"
     parser.add_argument("--rungs", nargs="+", metavar="NN", default=[""], help=text)
-    text = "a flag of the rungs, and the values it takes in turn; on and off for a switch"
+    text = "a flag of the rungs and its values, in turn; on and off for a switch"
     parser.add_argument("--vary", nargs="+", metavar=("FLAG", "VALUE"), default=[], help=text)
     length = parser.add_mutually_exclusive_group()
     text = (
-        "compare FPS: stop each run after N frames, of which a rung with a replay buffer plays "
-        f"{REPLAY_INITIAL} to fill it. Such a run has the final epsilon from the start "
-        "(--epsilon-frames 1), because a random action costs no forward pass (default: %(default)s)"
+        f"compare FPS: stop each run after N frames, {REPLAY_INITIAL} of which fill the replay "
+        "buffer if the rung has one. Epsilon is final from the start (--epsilon-frames 1), because "
+        "a random action costs no forward pass (default: %(default)s)"
     )
     length.add_argument("--frames", type=positive, default=FRAMES, metavar="N", help=text)
     text = f"run until Pong is solved, or for {SOLVE_FRAMES} frames (or -- --max-frames N)"
     length.add_argument("--solve", action="store_true", help=text)
-    text = "as 0 1 2 or 0-9; choose settings with those below 100 (default: 0-2; with --vary: 0)"
+    text = "such as 0 1 2 or 0-9; below 100 for choosing settings (default: 0-2; with --vary: 0)"
     parser.add_argument("--seeds", type=seeds, nargs="+", metavar="SEED", help=text)
-    folder, text = Path("runs/ladder"), "where the runs are (default: %(default)s)"
+    folder, text = Path("runs/ladder"), "folder of the runs (default: %(default)s)"
     parser.add_argument("--run-dir", type=Path, default=folder, metavar="FOLDER", help=text)
 
 
 def seeds(text: str) -> range:
-    """A seed, or a range such as 0-9, for argparse."""
+    """Parse a seed, or a range such as 0-9, for argparse."""
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run what is not complete yet; 1 if a run failed, 2 if all rungs were left out."""
+    """Run what is not complete yet; return 1 if a run failed, 2 if all rungs were left out."""
     commands, run_dir = planned(args), args.run_dir.resolve()
     done = {file.read_text(encoding="utf-8") for file in run_dir.glob(f"*/{DONE}")}
     wanted = [command for command in commands if shlex.join(command) not in done]
@@ -90,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def planned(args: argparse.Namespace) -> list[Command]:
-    """The runs that are wanted, in their order."""
+    """Return the runs that are wanted, in order."""
     name, *values = args.vary or [""]
     chosen = args.seeds or [range(1 if name else 3)]
     if name and not values:
@@ -117,7 +113,7 @@ def planned(args: argparse.Namespace) -> list[Command]:
 
 
 def duration(commands: Sequence[Command]) -> str:
-    """About how long these runs take, by the FPS in README."""
+    """Estimate how long these runs take, by the FPS in README."""
     fps, hours, unknown = readme_fps(), 0.0, 0
     for script, *flags in commands:
         limits = re.findall(r"--max-frames[= ](\d+)", shlex.join(flags))
@@ -125,31 +121,31 @@ def duration(commands: Sequence[Command]) -> str:
         hours += frames / fps.get(Path(script).stem, float("inf")) / 3600
         unknown += Path(script).stem not in fps
     text = f"about {hours:.0f} hours" if hours >= 2 else f"about {60 * hours + 1:.0f} minutes"
-    text += " on two CPU cores, as README's"
-    return text + f"; of {unknown} nobody knows how long" * bool(unknown)
+    text += " on two CPU cores, like README's"
+    return text + f", plus {unknown} of unknown length" * bool(unknown)
 
 
 def has_replay_buffer(script: Path) -> bool:
-    """Whether a rung fills a replay buffer before it trains."""
+    """Return whether a rung fills a replay buffer before it trains."""
     return "ReplayBuffer(" in script.read_text(encoding="utf-8")
 
 
 def run_rung(command: Command, run_dir: Path) -> int:
-    """Run or resume a rung in this terminal; its exit code. Its folder gets commit and command."""
+    """Run or resume a rung, record commit and command in its folder, and return its exit code."""
     script, *flags = command
-    name = f"{Path(script).stem}-*seed{flags[-1]}-*/"  # another ladder may run there, too
+    name = f"{Path(script).stem}-*seed{flags[-1]}-*/"  # another ladder may run in this folder
     before, commit_now, command_line = set(run_dir.glob(name)), commit(), shlex.join(command)
     files = [file for file in run_dir.glob(f"*/{BEGUN}") if file.read_text("utf-8") == command_line]
     where = ["--resume", str(files[0].parent)] if files else ["--run-dir", str(run_dir)]
     program = [sys.executable, str(ROOT / script), *flags, *where]
-    # In a process group of its own, so that a Ctrl-C of the terminal reaches us alone.
+    # In its own process group, so that the terminal's Ctrl-C reaches us alone.
     with subprocess.Popen(program, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0) as rung:
         try:
             rung.wait()
         finally:
-            rung.terminate()  # where we are asked to end; the rung then saves its record
+            rung.terminate()  # if we have to end; the rung then saves its record
             code = rung.wait()
-            new = set(run_dir.glob(name)) - before  # later ones are those of another ladder
+            new = set(run_dir.glob(name)) - before  # later ones are another ladder's
             new = {files[0].parent} if files else new
             for folder in sorted(new, key=lambda path: path.name.rpartition("-seed")[2])[:1]:
                 kept = (folder / COMMIT).read_text("utf-8").strip().split(", ") if files else []
@@ -158,13 +154,13 @@ def run_rung(command: Command, run_dir: Path) -> int:
                 (folder / BEGUN).unlink(missing_ok=True)
                 if code not in (1, 2):
                     (folder / (BEGUN if code else DONE)).write_text(command_line, encoding="utf-8")
-    if files and code == 2:  # it cannot be resumed, and said why
+    if files and code == 2:  # it cannot be resumed, and printed why
         return run_rung(command, run_dir)
     return code
 
 
 def choose(beginnings: list[str]) -> list[Path]:
-    """The rungs whose names begin with these texts, in the order of the ladder."""
+    """Return the rungs whose names begin with these texts, in the order of the ladder."""
     rungs = sorted(ROOT.glob("[0-9][0-9]_*.py"))
     for beginning in beginnings:
         if not any(rung.stem.startswith(beginning) for rung in rungs):

@@ -1,10 +1,9 @@
-"""DQN on Pong as others do it, at the same work as the ladder's rungs, as a program.
+"""DQN on Pong with other libraries, at the same work as the ladder's rungs, as a program.
 
     python peer_loops.py {ptan,sb3} [flags]
 
-Run by ``python -m benchmarks peers`` in the peers' environment. The last line is the FPS after
-filling. ptan has no loop, so that one is ours, with ptan's wrappers, agent, experience
-source and buffer.
+Started by ``python -m benchmarks peers`` in the peers' environment. The last line is the FPS after
+filling. ptan has no loop, so that is ours, with ptan's wrappers, agent, source and buffer.
 """
 
 import argparse
@@ -25,7 +24,7 @@ ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 ENV = "PongNoFrameskip-v4"
 QUEUE_SIZE, PARALLEL_BATCH = 8, 128
-EPSILON, REPLAY_INITIAL = 0.02, 1_000  # most of a run has this epsilon
+EPSILON, REPLAY_INITIAL = 0.02, 1_000  # epsilon as in most of a run
 REPLAY_SIZE, LEARNING_RATE, GAMMA, TARGET_SYNC = 100_000, 1e-4, 0.99, 1_000
 
 
@@ -38,19 +37,18 @@ class Net(nn.Sequential):
         super().__init__(*seen, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 6))
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        """Value the actions."""
         return super().forward(frames / 255.0)
 
 
 def now() -> float:
-    """The time in seconds, once the GPU has done what it was given."""
+    """Return the time in seconds, after waiting for the GPU."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def ptan_source(envs: int, net: nn.Module, device: str) -> Any:
-    """Ptan's agent, playing."""
+    """Return ptan's experience source, whose agent plays."""
     import ptan
 
     made = [ptan.common.wrappers.wrap_dqn(gym.make(ENV), noop_max=30) for _ in range(envs)]
@@ -61,7 +59,7 @@ def ptan_source(envs: int, net: nn.Module, device: str) -> Any:
 
 
 def ptan_play(net: nn.Module, queue: Any, device: str) -> None:
-    """What the player process does."""
+    """Play, in the player process."""
     torch.set_num_threads(1)
     for experience in ptan_source(1, net, device):
         queue.put(experience)
@@ -83,7 +81,7 @@ def ptan(args: argparse.Namespace) -> None:
     buffer = ExperienceReplayBuffer(source, REPLAY_SIZE)
 
     def play(count: int) -> int:
-        """So many frames; from the process at least as many, and what else is there."""
+        """Play this many frames; take at least as many from the process, and all in the queue."""
         if source:
             buffer.populate(count)
             source.pop_rewards_steps()
@@ -95,7 +93,6 @@ def ptan(args: argparse.Namespace) -> None:
         return taken
 
     def update(batch: list[Any]) -> None:
-        """Learn from a batch of ptan's buffer, as a rung of the chapter does."""
         last = [e.state if e.last_state is None else e.last_state for e in batch]
         columns = [e.state for e in batch], last, [int(e.action) for e in batch]
         states, next_states, actions = (
@@ -124,13 +121,12 @@ def ptan(args: argparse.Namespace) -> None:
 
 
 def sb3(args: argparse.Namespace) -> None:
-    """Stable-Baselines3's own DQN."""
+    """Train Stable-Baselines3's own DQN."""
     from stable_baselines3 import DQN
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import VecFrameStack
 
-    # One after another in this process, as the rung steps them (DummyVecEnv is the default).
-    env = make_atari_env(ENV, n_envs=args.envs, seed=args.seed)
+    env = make_atari_env(ENV, n_envs=args.envs, seed=args.seed)  # stepped in turn, as by the rung
     model = DQN(
         "CnnPolicy",
         VecFrameStack(env, n_stack=4),
@@ -139,7 +135,7 @@ def sb3(args: argparse.Namespace) -> None:
         learning_starts=REPLAY_INITIAL,
         batch_size=32 * args.envs,
         gamma=GAMMA,
-        train_freq=(args.steps, "step"),  # of the vector: a frame of every environment each
+        train_freq=(args.steps, "step"),  # a step plays a frame of every environment
         gradient_steps=1,
         target_update_interval=TARGET_SYNC * args.envs,  # in frames
         exploration_initial_eps=EPSILON,
@@ -150,13 +146,13 @@ def sb3(args: argparse.Namespace) -> None:
     silent = 10**9  # episodes between lines of its log
     model.learn(REPLAY_INITIAL, log_interval=silent)
     begin, filled = now(), model.num_timesteps
-    with torch.autocast(args.device, torch.bfloat16, enabled=args.amp):  # it has no such switch
+    with torch.autocast(args.device, torch.bfloat16, enabled=args.amp):  # it has no switch for it
         model.learn(args.frames, log_interval=silent, reset_num_timesteps=False)
     print(f"{(model.num_timesteps - filled) / (now() - begin):.3f} FPS")
 
 
 def main() -> None:
-    """Read the flags, run."""
+    """Read the flags, and run."""
     loops = {"ptan": ptan, "sb3": sb3}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("who", choices=loops)

@@ -1,10 +1,9 @@
 """Compare with ptan and Stable-Baselines3 at the same work.
 
-One environment with an update of 32 per frame; three environments with an update of 96 for
-their three frames; an update of 32 for four frames; and a player in a process of its own with
-updates of 128, for which Stable-Baselines3 has no loop. Everybody plays in turn, round by round,
-so that a machine that drifts favours nobody. The peers live in an environment of their own, see
-requirements-peers.txt.
+The work: one environment with an update of 32 per frame; three environments with an update of 96
+per three frames; an update of 32 per four frames; a separate player process with updates of 128,
+which Stable-Baselines3 lacks. All take turns, so that a drifting machine favours nobody. The peers
+have an environment of their own, see requirements-peers.txt.
 
     python -m benchmarks peers
     python -m benchmarks peers --amp
@@ -44,18 +43,18 @@ CONTENDERS = [  # work, who does it, program
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this subcommand."""
-    python, text = Path(".venv-peers/bin/python"), "of the peers (default: %(default)s)"
+    python, text = Path(".venv-peers/bin/python"), "the peers' Python (default: %(default)s)"
     parser.add_argument("--python", type=Path, default=python, help=text)
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
-    parser.add_argument("--only", choices=("ptan", "sb3"), help="leave out the other one")
+    parser.add_argument("--only", choices=("ptan", "sb3"), help="the only peer to compare with")
     parser.add_argument("--amp", action="store_true", help="compute updates in bfloat16 autocast")
-    timed = "frames that are timed, after filling"
-    add_counts(parser, {"rounds": (3, "runs of everybody"), "frames": (2_000, timed)})
+    timed = "frames to time, after filling"
+    add_counts(parser, {"rounds": (3, "runs of each"), "frames": (2_000, timed)})
     add_out(parser, "runs/peers")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run everybody, write the table."""
+    """Run all contenders, and write the table."""
     if not args.python.exists():
         raise UserError(f"there is no {args.python}: requirements-peers.txt says how to make it")
     machine, out = describe_machine(chosen_device(args.cuda)), args.out
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     contenders = [entry for entry in CONTENDERS if entry[1] != others]
     fps: dict[str, list[float]] = {program: [] for _, _, program in contenders}
     for number in tqdm(range(args.rounds), unit="round", disable=None):
-        first = number % len(contenders)  # somebody else begins every time
+        first = number % len(contenders)  # each round starts with another one
         for _, who, program in contenders[first:] + contenders[:first]:
             fps[program].append(measure(program, who == LADDER, args, seed=number))
     baseline = {work: fps[program] for work, who, program in contenders if who == LADDER}
@@ -72,12 +71,12 @@ def run(args: argparse.Namespace) -> int:
         pairs = zip(baseline[work], fps[program], strict=True)
         rows.append([work, who, spread(fps[program]), spread([a / b for a, b in pairs], 2)])
     notes = [
-        f"{here(machine)}; the peers with torch 2.13.0, too",
-        f"Seeds 0 to {args.rounds - 1}, one per round, everybody in turn; {args.frames:,} frames "
+        f"{here(machine)}; the peers also use torch 2.13.0",
+        f"Seeds 0 to {args.rounds - 1}, one per round, all in turn; {args.frames:,} frames "
         f"after filling the replay buffer with {REPLAY_INITIAL:,}; epsilon {EPSILON:g}",
         "Medians (and their range), ratios round by round; the loop around ptan's parts is ours",
-        "Stable-Baselines3 uses the smooth L1 loss and clips gradients; with --amp, autocast is "
-        "around all it does. An update for four frames: four environments here, one there",
+        "Stable-Baselines3 uses the smooth L1 loss and clips gradients; with --amp, all of it runs "
+        "under autocast. For an update per four frames, it has one environment, the ladder four",
     ]
     title = "The same work on this ladder and its peers" + ", in bfloat16 autocast" * args.amp
     header = ["work", "who", "FPS", "the ladder is faster by (x)"]
@@ -86,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(program: str, is_rung: bool, args: argparse.Namespace, seed: int) -> float:
-    """Frames per second of one run, after filling."""
+    """Return the frames per second of one run, after filling."""
     flags = ["--seed", str(seed)] + ["--cuda"] * args.cuda + ["--amp"] * args.amp
     with tempfile.TemporaryDirectory() as folder:
         python, own = args.python.absolute(), ["--frames", args.frames]
@@ -96,11 +95,11 @@ def measure(program: str, is_rung: bool, args: argparse.Namespace, seed: int) ->
             own += ["--replay-initial", REPLAY_INITIAL, "--run-dir", folder]
         output = output_of([python, *program.split(), *flags, *map(str, own)], program)
     if (fps := last_fps(output)) is None:
-        raise Failed(f"{program} told no FPS")
+        raise Failed(f"{program} printed no FPS")
     return fps
 
 
 def last_fps(output: str) -> float | None:
-    """The FPS that a rung, or another's loop, told last."""
+    """Return the last FPS that a rung or a peer's loop printed, or None."""
     found = re.findall(r"([\d,.]+) FPS$", output, re.MULTILINE)
     return float(found[-1].replace(",", "")) if found else None

@@ -1,12 +1,12 @@
-"""README's pictures of all rungs: the smoothed reward over frames, and over minutes.
+"""Draw the pictures of results/earlier-runs.md: smoothed reward over frames and over minutes.
 
     cd results; A=xeon-amx-2core/solved/runs; B=epyc-zen5-2core/solved/runs
     C=epyc-zen4-2core
     PYTHONPATH=.. python -m benchmarks.pictures $A $B $C/solved/runs $C/held-out/runs
 
-Of several runs of a rung, the one in the middle is drawn: by its frames to 17, which a run that
-never learned reaches last. Most runs had other programs beside them, so minutes are frames by the
-FPS in README, but of 07 and 08, which were alone: they are those of the run.
+Each rung is drawn as its median run by frames to 17; a run that never learned comes last. 07 and 08
+ran alone, so their minutes are measured. Most other runs shared the machine with other programs, so
+their minutes are frames divided by the FPS in README.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from benchmarks.records import Record, read_records, readme_fps
 def main() -> None:
     """Read the runs and draw both pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", type=Path, nargs="+", help="with runs to 17")
-    parser.add_argument("--out", type=Path, default=Path(), help="where the pictures are written")
+    parser.add_argument("folders", type=Path, nargs="+", help="folders of runs to 17")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for the pictures")
     args = parser.parse_args()
     rungs: dict[str, list[Record]] = defaultdict(list)
     for record in (record for folder in args.folders for record in read_records(folder)):

@@ -1,9 +1,9 @@
-"""A rung as a program, under torch's profiler, with a name around what its functions do.
+"""Run a rung under torch's profiler, with names for its functions.
 
     python -c "from benchmarks.profiled import main; main()" FOLDER UPDATES RUNG.py [flags]
 
-Run by ``python -m benchmarks breakdown``. After some updates to warm up, so many are timed, and so
-many more are profiled; then the run ends. FOLDER gets a trace of each process, and what was timed.
+Started by ``python -m benchmarks breakdown``. After a warm-up, UPDATES updates are timed and as
+many are profiled; then the run ends. FOLDER gets a trace of each process, and the timings.
 """
 
 import functools
@@ -33,12 +33,12 @@ from lib.parallel import player
 from pong_emulator.threads import ThreadedPongVectorEnv
 
 WARM_UP = 20  # updates before anything is timed
-PROFILER_WARM_UP = 2  # updates in which the profiler gets its memory
-MEASURED = "measured"  # the name of what is profiled, as a whole
+PROFILER_WARM_UP = 2  # updates in which the profiler allocates memory
+MEASURED = "measured"  # the name of the whole profiled span
 TRAINER, PLAYER, LAPS = "trainer.json.gz", "player.json.gz", "laps.json"
 OPERATORS = "operators.txt"
-# Part of an iteration -> the functions that do it, as a class and its methods. What one of them
-# calls is charged to the inner part alone. ``update`` is what the engine calls.
+# Part of an iteration -> its functions, as a class and methods. The time of nested parts counts for
+# the inner part alone. ``update`` is the function that the engine calls.
 PARTS: dict[str, list[tuple[Any, ...]]] = {
     "environment": [(ale_py.env.AtariEnv, "step", "reset"), (ThreadedPongVectorEnv, "_play")],
     "wrappers": [(FrameStack, "step", "reset")],
@@ -47,8 +47,8 @@ PARTS: dict[str, list[tuple[Any, ...]]] = {
         (CapturedForward, "__call__"),
         (Exploration, "__call__"),
     ],
-    "waiting": [  # and unpacking what arrives
-        (type(Pipe()[0]), "poll", "recv"),  # on Windows another class than elsewhere
+    "waiting": [  # includes unpacking
+        (type(Pipe()[0]), "poll", "recv"),  # Windows has another class
         (ale_py.AtariVectorEnv, "recv"),
         (ThreadedPongVectorEnv, "recv"),
     ],
@@ -64,7 +64,7 @@ PARTS: dict[str, list[tuple[Any, ...]]] = {
 
 
 def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with a name in the trace."""
+    """Wrap a function so that its calls have a name in the trace."""
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
@@ -84,10 +84,7 @@ def name_parts() -> None:
 
 
 def show_threads_of_ale() -> None:
-    """Call recv() in a Python thread, so that the profiler sees when ALE plays.
-
-    It waits before the games begin, which leave it no core.
-    """
+    """Call recv() in a Python thread, so that the profiler sees when ALE plays."""
     send, recv, waits = ale_py.AtariVectorEnv.send, ale_py.AtariVectorEnv.recv, Event()
     waiter = ThreadPoolExecutor(1)
 
@@ -98,7 +95,7 @@ def show_threads_of_ale() -> None:
     def send_and_wait(self: Any, actions: Any) -> None:
         waits.clear()
         self.outcome = waiter.submit(named("environment", receive), self)
-        waits.wait()
+        waits.wait()  # before the games take all cores
         send(self, actions)
 
     ale_py.AtariVectorEnv.send = send_and_wait
@@ -106,7 +103,7 @@ def show_threads_of_ale() -> None:
 
 
 def profile_player(target: Callable[..., None], folder: Path, *args: Any) -> None:
-    """Run the player's process under a profiler of its own."""
+    """Run the player process under a profiler of its own."""
     name_parts()
     profiler = new_profiler()
     try:
@@ -117,18 +114,18 @@ def profile_player(target: Callable[..., None], folder: Path, *args: Any) -> Non
 
 
 def new_profiler() -> profile:
-    """A profiler of all threads, and of the GPU if there is one."""
+    """Return a profiler of all threads, and of the GPU if there is one."""
     return profile(experimental_config=_ExperimentalConfig(profile_all_threads=True))
 
 
 def gpu_busy() -> str:
-    """Return how much of the last second or less the GPU computed, or why that is not known."""
+    """Return how busy the GPU was in the last second or less, or why that is unknown."""
     if not torch.cuda.is_available():
         return "no GPU here"
     try:
         return f"{torch.cuda.utilization()} %"
     except (ImportError, RuntimeError) as error:  # without NVIDIA's library for Python
-        return f"not known: {error}"
+        return f"unknown: {error}"
 
 
 def main() -> None:

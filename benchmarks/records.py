@@ -1,4 +1,4 @@
-"""Runs as read from their TensorBoard events, finished or not."""
+"""Runs, finished or not, read from their TensorBoard events."""
 
 import csv
 from collections import defaultdict
@@ -14,18 +14,16 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from benchmarks.report import HARDWARE, LIBRARIES, ROOT
 
-# Beside the events of a run that ``ladder`` started, or beside runs of one commit.
-COMMIT = "commit.txt"
-# Settings that say where a run is kept, and how, but not what it does.
-UNIMPORTANT = ("run_dir", "resume", "checkpoint_every", "checkpoint_replay")
-# Where README's FPS are from, two cores of a Zen 4.
+COMMIT = "commit.txt"  # in the folder of a run, or of runs of one commit
+UNIMPORTANT = ("run_dir", "resume", "checkpoint_every", "checkpoint_replay")  # for learning
+# Sources of README's FPS, on two cores of a Zen 4.
 KEPT = [ROOT / f"results/epyc-zen4-2core/{name}/runs.csv" for name in ("ladder-amp", "held-out")]
 Setting = str | float  # TensorBoard keeps every number as a float, and flags as 0 and 1
 
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """The run by episode: arrays of the same length."""
+    """The run by episode: arrays of equal length."""
 
     seconds: np.ndarray  # since the first environment step
     frames: np.ndarray
@@ -44,50 +42,48 @@ class Record:
     settings: dict[str, Setting]  # the hyperparameters, without the seed and the folder
     machine: dict[str, Setting]
     curves: Curves
-    fps: float | None  # of the training phase; None: training did not begin
-    minutes: float  # of wall clock, until solved or until the last sign of life
+    fps: float | None  # of the training phase; None if training did not begin
+    minutes: float  # of wall clock, until solved or until the last event
     frames: int
-    to_bar: tuple[float, float]  # frames and minutes until avg_reward was at ``bar``, or until now
-    tried: bool  # whether its agent then had to win a trial, and was trained on until it did
+    to_bar: tuple[float, float]  # frames and minutes until avg_reward reached ``bar``, or all
+    tried: bool  # whether the agent also had to win a trial, and trained until it did
     evaluation: list[float]  # reward of each game played after it was solved
     solved: bool
     finished: bool  # solved, or the frame limit was reached; an interrupted run is neither
     started: float  # seconds since 1970
-    commit: str  # of the code, "-dirty" if it was changed since; "": not told
+    commit: str  # with "-dirty" if the code was changed since; "" if unknown
 
     @property
     def avg_reward(self) -> float | None:
-        """The last one; None: no game was completed."""
+        """The last smoothed reward; None if no game was completed."""
         return float(self.curves.avg_reward[-1]) if len(self.curves.frames) else None
 
     @property
     def setting(self) -> Hashable:
-        """What runs that differ in their seed alone have in common."""
+        """Equal for runs that differ only in their seeds."""
         return self.script, frozenset(self.settings.items()), frozenset(self.machine.items())
 
     @property
     def cost(self) -> tuple[float, float]:
-        """Frames and minutes to the bar, or of a run that is not solved, all of them."""
+        """Frames and minutes to the bar, or all of them if the run is not solved."""
         return self.to_bar if self.solved else (self.frames, self.minutes)
 
     @property
     def hardware(self) -> dict[str, Setting]:
-        """The machine, without what the run took of it."""
+        """The machine, without the run's share of it."""
         return {k: v for k, v in self.machine.items() if k not in ("threads", "left_out")}
 
     @property
     def bfloat16(self) -> bool:
-        """Whether it learned in this precision."""
         return bool(self.settings.get("amp")) or self.settings.get("precision") == "bfloat16"
 
     @property
     def bar(self) -> float:
-        """The avg_reward at which the run counts as solved."""
         return float(self.settings.get("stop_reward", 17))
 
 
 def readme_fps() -> dict[str, float]:
-    """The FPS of each rung in README, by its script."""
+    """Return the FPS of each rung in README, by its script."""
     found = defaultdict(list)
     for file in KEPT:
         with file.open(newline="", encoding="utf-8") as lines:
@@ -97,16 +93,16 @@ def readme_fps() -> dict[str, float]:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """All runs below a folder, in the order of their names; other files are ignored."""
+    """Read all runs below a folder, in the order of their names; ignore other files."""
     folders = sorted({file.parent for file in folder.rglob("events.out.tfevents.*")})
     return [record for run in folders if (record := read_record(run)) is not None]
 
 
 def read_record(folder: Path) -> Record | None:
-    """The run with its events in this folder; None if they do not say what was run.
+    """Read the run in this folder; return None if its events do not name a script.
 
-    A file that ends in the middle of an event is read up to that event. The first settings count: a
-    resumed run replaces its own, in a file that is read before the curves.
+    An incomplete last event is ignored. The first settings count: a resumed run rewrites them in a
+    file that is read before the curves.
     """
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     recorded = _settings(events)
@@ -118,17 +114,17 @@ def read_record(folder: Path) -> Record | None:
     points = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
     scalars = {tag: {point.step: point.value for point in points[tag]} for tag in points}
     last = {tag: points[tag][-1].value for tag in points}
-    updates = last.get("outcome/updates", 1.0)  # none: the figure is that of filling the buffer
+    updates = last.get("outcome/updates", 1.0)  # if none, the FPS are those of filling
     fps = last.get("outcome/fps") if updates else None
     frames = last.get("outcome/frames") or _latest(last, "frames")
     minutes = (last.get("outcome/seconds") or _latest(last, "time_passed")) / 60
     names = ("time_passed", "frames", "avg_reward", "reward", "steps")
     by_game = [scalars.get(f"episodes/{name}", {}) for name in names]
-    games = sorted(set.intersection(*map(set, by_game)))  # of the last one a part may be missing
+    games = sorted(set.intersection(*map(set, by_game)))  # the last one may be incomplete
     commits = (folder / COMMIT, folder.parent / COMMIT)
     reached = [last.get(f"outcome/reached_{name}", 0.0) for name in ("frames", "minutes")]
     solved = bool(last.get("outcome/solved", 0.0))
-    # The settings may have been written again when the run was resumed.
+    # The first event may be late: a resumed run writes its settings again.
     times = [events.FirstEventTimestamp(), *(curve[0].wall_time for curve in points.values())]
     return Record(
         folder=folder,
@@ -154,7 +150,7 @@ def read_record(folder: Path) -> Record | None:
 def _settings(events: EventAccumulator) -> dict[str, Setting]:
     try:
         content = events.PluginTagToContent(PLUGIN_NAME)[SESSION_START_INFO_TAG]
-    except KeyError:  # no event of the plugin at all, or not this one
+    except KeyError:  # no hyperparameters
         return {}
     start = HParamsPluginData.FromString(content).session_start_info
     values = {name: getattr(v, v.WhichOneof("kind")) for name, v in start.hparams.items()}
@@ -162,5 +158,5 @@ def _settings(events: EventAccumulator) -> dict[str, Setting]:
 
 
 def _latest(last: dict[str, float], name: str) -> float:
-    """The last value of a counter that several curves tell of."""
+    """Return the last value of a counter that several curves have."""
     return max(last.get(f"{phase}/{name}", 0.0) for phase in ("filling", "train", "episodes"))

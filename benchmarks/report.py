@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-# What describes a machine, in the order of a sentence; everything else is a library's version.
+# What describes a machine, in reading order, and its libraries.
 HARDWARE = ("device", "gpu", "cpu", "cores", "threads", "left_out")
 LIBRARIES = ("python", "torch", "gymnasium", "ale_py", "cv2", "ignite", "numpy", "numba", "envpool")
-Machine = Mapping[str, str | int | float]  # as ``lib.training.machine.describe_machine`` gives it
+Machine = Mapping[str, str | int | float]  # of ``lib.training.machine.describe_machine``
 
 
 def write_table(
@@ -25,11 +25,7 @@ def write_table(
     rows: Sequence[Sequence[str]],
     notes: Sequence[str],
 ) -> str:
-    """Write a table as Markdown, with its title and notes, and as bare CSV.
-
-    The rows have the cells as they should read; the notes are a line each, above the table.
-    Returns the Markdown, to be printed.
-    """
+    """Write a table as Markdown, with title and notes, and as bare CSV; return the Markdown."""
     table = [header, ["---"] * len(header), *rows]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
     text = "\n".join([f"# {title}", "", *(f"- {note}" for note in notes), "", *lines]) + "\n"
@@ -39,10 +35,7 @@ def write_table(
 
 
 def fitted(header: Sequence[str], rows: Sequence[Sequence[str]], first: Sequence[str]) -> str:
-    """As many columns as the terminal has room for, those of ``first`` before others.
-
-    What the first column has in brackets gets lines of its own.
-    """
+    """Return the columns that fit the terminal, ``first`` before others; brackets get own lines."""
     room = shutil.get_terminal_size().columns
     named = [header, *([row[0].partition(" (")[0], *row[1:]] for row in rows)]
     widths = [max(map(len, cells)) + 2 for cells in zip(*named, strict=True)]
@@ -62,14 +55,14 @@ def fitted(header: Sequence[str], rows: Sequence[Sequence[str]], first: Sequence
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Write rows, the header first."""
+    """Write rows as CSV, the header first."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def here(machine: Machine) -> str:
-    """The line above what is measured now: the machine, its versions and the commit."""
-    # Someone may have them less than the machine has, as if it were an older one.
+    """Return the note on where something is measured: the machine, its versions and the commit."""
+    # These limit torch to the vector units of an older machine.
     asked = [
         f"{n}={os.environ[n]}"
         for n in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
@@ -80,7 +73,7 @@ def here(machine: Machine) -> str:
 
 
 def join_machine(machine: Machine, names: Iterable[str] = (*HARDWARE, *LIBRARIES)) -> str:
-    """A machine and its versions in one line."""
+    """Join a machine and its versions in one line."""
     known = {name: machine[name] for name in names if name in machine}
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
@@ -89,16 +82,16 @@ def join_machine(machine: Machine, names: Iterable[str] = (*HARDWARE, *LIBRARIES
 
 
 def commit() -> str:
-    """The commit of this tree, with "-dirty" if files were changed since; "" without git."""
+    """Return this tree's commit, with "-dirty" if files were changed since, or "" without git."""
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     try:
         return subprocess.check_output(command, cwd=ROOT, stderr=subprocess.PIPE).decode().strip()
     except (OSError, subprocess.CalledProcessError):
-        return ""  # not a clone, or git is not installed: then nothing is known
+        return ""  # not a clone, or git is not installed
 
 
 def in_rows(numbers: Iterable[int]) -> str:
-    """Whole numbers in order: ``0-2, 7``."""
+    """Join whole numbers as ranges: ``0-2, 7``."""
     rows: list[list[int]] = []
     for number in sorted(numbers):
         if rows and number == rows[-1][-1] + 1:
@@ -109,10 +102,7 @@ def in_rows(numbers: Iterable[int]) -> str:
 
 
 def spread(values: Sequence[float], digits: int | None = None) -> str:
-    """Median, and the range where there is one: ``38.2 (37.0 to 39.1)``.
-
-    ``digits`` are those behind the point; None: one, none for medians of 100 and more.
-    """
+    """Return median and range: ``38.2 (37.0 to 39.1)``; one digit by default, none from 100 on."""
     if not values:
         return ""
     middle = statistics.median(values)

@@ -1,16 +1,15 @@
-"""Write one table and a chart of runs, from their TensorBoard events alone.
+"""Write a table and a chart of runs from their TensorBoard events alone.
 
-Each RUN is the folder of a run, or a folder with runs somewhere below: runs of the ladder, runs
-that you started yourself, unfinished ones. The table has a line for each setting of a rung on each
-machine; only the seeds differ within it. It names the game, and all settings that are not the
-rung's defaults. With --every, it has the learning curve, too, and a line for every run.
+Each RUN is the folder of a run, or a folder with runs somewhere below, finished or not. A line of
+the table is one setting of a rung on one machine; only the seeds differ within it. It names the
+game and the settings that are not defaults. --every adds learning curves, and a line for each run.
 
     python -m benchmarks table runs/ladder
     python -m benchmarks table runs/first runs/second --every 100000
 
-Files: table.md, table.csv, runs.csv (a line per run, numbers as they are, and all settings),
-table.png (avg_reward over frames and over minutes); with --curves a csv for every run, with its
-episodes. The terminal shows the columns that it has room for; docs/benchmarks.md explains them.
+Files: table.md, table.csv, runs.csv (a line per run: exact numbers and all settings), table.png
+(avg_reward over frames and minutes); with --curves a csv of each run's episodes. The terminal shows
+the columns that fit; docs/benchmarks.md explains them.
 """
 
 import argparse
@@ -42,15 +41,15 @@ from benchmarks.report import (
 from lib.printing import plural
 
 HOUR = 3_600.0  # seconds
-HELD_OUT = 1_000  # seeds from here on are for what is published, never for choosing settings
+HELD_OUT = 1_000  # seeds from here on are for published figures, never for choosing settings
 NOTE = "Medians over the seeds (and their range); docs/benchmarks.md explains the columns."
-BOUND_NOTE = '">": a lower bound, because a run was not solved; it counts with what it has played.'
+BOUND_NOTE = '">": a lower bound: a run that was not solved counts with what it has played.'
 BOOK_NOTE = "The book: second edition (GTX 1080 Ti); third edition (a newer GPU, solved at 18)."
 BASELINE = "01_baseline"
-WHOLE_WAY = 2_000_000  # frames; a run that may play so many is one to 17
-MEASURING = {"amp", "epsilon_frames", "replay_initial"}  # that `ladder` compares FPS with
+WHOLE_WAY = 2_000_000  # frames; a run that may play this many is one to 17
+MEASURING = {"amp", "epsilon_frames", "replay_initial"}  # flags of `ladder --frames`
 FIRST = ("solved", "FPS", "minutes", "frames", "machine", "avg_reward")  # in a narrow terminal
-# What the chapter measured: FPS, then minutes, of its second and its third edition.
+# The chapter's figures: FPS, then minutes, of its second and its third edition.
 BOOK = {
     "00_slow_grads": ((157, 219), (115, 51.0)),
     BASELINE: ((159, 229), (105, 52.2)),
@@ -68,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=positive, metavar="N", help=text)
     text = "write the episodes of each run, too: curves/RUN.csv"
     parser.add_argument("--curves", action="store_true", help=text)
-    text = "where the table is written (default: RUN if there is one, else runs/table)"
+    text = "folder for the table (default: RUN if there is only one, otherwise runs/table)"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
 
 
@@ -94,10 +93,10 @@ def run(args: argparse.Namespace) -> int:
     table = [[cells[name] for name in header] for cells in rows]
     notes = [*describe(ladder), NOTE]
     text = ", ".join(_shown(*one) for one in shared.items())
-    notes += [f"Not the defaults, in all runs that have them: {text}."] * bool(shared)
+    notes += [f"Changed from the defaults in all runs that have them: {text}."] * bool(shared)
     notes += [BOUND_NOTE] * any("> " in cell for cells in table for cell in cells)
     notes += [BOOK_NOTE] * any(name.startswith("book") for name in header)
-    notes += [f"Left out: {left_out} unfinished runs that were run again since."] * bool(left_out)
+    notes += [f"Left out: {left_out} unfinished runs that were later repeated."] * bool(left_out)
     out = args.out or (args.runs[0] if len(args.runs) == 1 else Path("runs/table"))
     out.mkdir(parents=True, exist_ok=True)
     write_table(out / "table", "Runs", header, table, notes)
@@ -115,12 +114,12 @@ def run(args: argparse.Namespace) -> int:
     charts.reward_chart(out / "table.png", names, "; ".join([*hardware, seeds]))
     printed = [textwrap.fill(note, 80, subsequent_indent="  ") for note in notes]
     printed += ["", fitted(header, table, FIRST), "", f"all columns: {out}/table.md"]
-    print("\n".join(printed))  # at once: a pipe to head may close
+    print("\n".join(printed))  # in one call, because a pipe to head may close
     return 0
 
 
 def read_all(folders: Sequence[Path]) -> list[Record]:
-    """The runs below the folders, each once."""
+    """Return the runs below the folders, each once."""
     records: dict[Path, Record] = {}
     for folder in folders:
         found = read_records(folder)
@@ -139,24 +138,24 @@ def drop_repeated(records: Sequence[Record]) -> tuple[list[Record], int]:
 
 @cache
 def defaults(script: str) -> dict[str, Any]:
-    """The settings of a rung without flags, but those that a resumed run may change."""
+    """Return a rung's defaults, except for settings that a resumed run may change."""
     try:
         hints = get_type_hints(runpy.run_path(str(ROOT / f"{script}.py"))["train"])
-    except (OSError, ImportError):  # no rung of today; or it lacks Ray, for example
+    except (OSError, ImportError):  # a rung of the past, or Ray is missing
         return {}
     settings = fields(next(iter(hints.values())))
     return {e.name: e.default for e in settings if not e.metadata["may_change"]}
 
 
 def changed(run: Record) -> dict[str, Setting]:
-    """The settings of a run that are not its rung's defaults."""
+    """Return the settings of a run that are not its rung's defaults."""
     usual, settings = defaults(run.script), run.settings
-    names = usual.keys() & settings.keys() - {"cuda", "device"}  # which the machine tells
+    names = usual.keys() & settings.keys() - {"cuda", "device"}  # these are in the machine
     return {n: settings[n] for n in names if usual[n] not in (settings[n], "auto")}
 
 
 def shared_changes(groups: Sequence[Sequence[Record]]) -> dict[str, Setting]:
-    """What no rung has as its default, and all runs that have it have alike, but the game."""
+    """Return the changed settings that all runs with that setting share, except the game."""
     runs, shared = [group[0] for group in groups], dict[str, Setting]()
     for name in sorted({name for run in runs for name in changed(run)} - {"env"}):
         values = [changed(run).get(name) for run in runs if name in run.settings]
@@ -166,15 +165,13 @@ def shared_changes(groups: Sequence[Sequence[Record]]) -> dict[str, Setting]:
 
 
 def label(record: Record, groups: Sequence[Sequence[Record]], shared: Mapping[str, Setting]) -> str:
-    """The rung, and its settings that are not the defaults, without those that all groups share.
-
-    Of settings without a known default, those that not all groups of the rung share, but the usual.
-    """
+    """Return the rung and its changed settings, without those that all groups share."""
     known, changes = defaults(record.script), changed(record)
     others = [_all_settings(group[0]) for group in groups if group[0].script == record.script]
     parts = []
     for name, value in sorted(_all_settings(record).items()):
         (usual, times), *rest = Counter(o[name] for o in others if name in o).most_common()
+        # Of settings without a known default, those that differ from most runs of the rung.
         unusual = bool(rest) and (value != usual or rest[0][1] == times)
         if name in changes.keys() - shared.keys() or (name not in known and unusual):
             parts.append(_shown(name, value))
@@ -195,19 +192,19 @@ def _shown(name: str, value: Setting) -> str:
 
 
 def machines_of(records: Sequence[Record]) -> list[dict[str, Setting]]:
-    """The machines of the runs, each once, whatever their threads."""
+    """Return the machines of the runs, each once, whatever their threads."""
     return list({frozenset(one.hardware.items()): one.hardware for one in records}.values())
 
 
 def comparable(run: Record, other: Record) -> bool:
-    """Whether runs of two rungs have game, precision and machine alike, and all that both set."""
+    """Return whether runs of two rungs share game, precision, machine and their common settings."""
     mine, theirs, both = changed(run), changed(other), run.settings.keys() & other.settings.keys()
     equal = all(mine.get(name) == theirs.get(name) for name in both - {"amp"})
     return equal and run.machine == other.machine and run.bfloat16 == other.bfloat16
 
 
 def describe(records: Sequence[Record]) -> list[str]:
-    """The notes above a table: the machines and the runs."""
+    """Return the notes above a table: the machines and the runs."""
     machines = machines_of(records)
     bars = " or ".join(f"{bar:g}" for bar in sorted({record.bar for record in records}))
     unfinished = sum(not record.finished for record in records)
@@ -215,7 +212,7 @@ def describe(records: Sequence[Record]) -> list[str]:
     threads = {int(r.machine["threads"]) for r in records if "threads" in r.machine}
     text += f"; threads {in_rows(threads)}" * bool(threads)
     commits = sorted({record.commit for record in records} - {""})
-    text += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'not told'}"
+    text += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'unknown'}"
     low = [record for record in records if record.bfloat16]
     if 0 < len(low) < len(records):
         scripts = ", ".join(sorted({record.script for record in low}))
@@ -227,20 +224,20 @@ def describe(records: Sequence[Record]) -> list[str]:
 
 
 def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -> dict[str, str]:
-    """A line of the table: the runs of one setting on one machine, among those of all settings."""
+    """Return a line of the table: runs of one setting on one machine, among all groups."""
     records = [record for group in groups for record in group]
     machines = machines_of(records)
     solved = [record.solved for record in runs]
     group, limit = next(g for g in groups if runs[0] in g), runs[0].settings.get("max_frames", 0)
     to_17 = limit == 0 or float(limit) >= WHOLE_WAY or any(one.solved for one in group)
-    certain = [one or not to_17 for one in solved]  # the others were to play so many frames
+    certain = [one or not to_17 for one in solved]  # runs not to 17 end as planned
     frames, minutes = zip(*(one.cost for one in runs), strict=True)
     won = summary([one.minutes for one in runs], certain, "{:,.1f}")
     unfinished = sum(not record.finished for record in runs)
     seeds = [record.seed for record in runs]
     ratios = [ratio for one in runs if (ratio := fps_to_01(one, records)) is not None]
     rewards = [record.avg_reward for record in runs if record.avg_reward is not None]
-    changes = set(changed(runs[0]))  # the book's figures stand there if all is as in the book
+    changes = set(changed(runs[0]))  # the book's figures are for the book's settings
     return {
         "rung": name,
         "machine": f"{machines.index(runs[0].hardware) + 1}" if machines[1:] else "",
@@ -259,7 +256,7 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
 
 
 def against_01(script: str, which: int) -> str:
-    """What the book measured of a rung, and that as a ratio to its 01, for both editions."""
+    """Return the book's figures of a rung, and their ratios to its 01, for both editions."""
     if script not in BOOK:
         return ""
     pairs = zip(BOOK[script][which], BOOK[BASELINE][which], strict=True)
@@ -268,7 +265,7 @@ def against_01(script: str, which: int) -> str:
 
 
 def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
-    """FPS as a ratio to the nearest run of 01 that is comparable; None: none within the hour."""
+    """Return the ratio of FPS to the nearest comparable run of 01 within the hour, or None."""
 
     def apart(other: Record) -> tuple[float, float]:
         first, second = sorted((run, other), key=lambda record: record.started)
@@ -281,7 +278,7 @@ def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
 
 
 def summary(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
-    """Median and range; ">": a lower bound, a figure that hangs on runs that are not certain."""
+    """Return median and range; ">" marks a lower bound that depends on uncertain runs."""
     known, at_most = np.array(values, float), np.where(certain, values, np.inf)
     text, *ends = (
         "> " * bool(f(known) != f(at_most)) + form.format(f(known))
@@ -291,17 +288,13 @@ def summary(values: Sequence[float], certain: Sequence[bool], form: str) -> str:
 
 
 def learning_curve(runs: Sequence[Record], edges: Sequence[int]) -> dict[str, str]:
-    """Cells of the games that ended between two edges, in frames: reward / length.
-
-    A dash where it would not be the median of all runs. Of several runs, one that solved Pong stays
-    in the median with its last column.
-    """
+    """Return reward / length of the games between two edges; a dash if not every run ended one."""
     cells, step = {}, edges.step if isinstance(edges, range) else 0
     for column, at in enumerate(edges):
-        known = []  # mean reward and length, of every run that has some
+        known = []  # mean reward and length, of each run with games
         for one in runs:
-            number = (one.curves.frames - 1) // step  # game -> column; it ends with its last frame
-            hold = len(runs) > 1 and one.solved and len(number)
+            number = (one.curves.frames - 1) // step  # column of each game, by its last frame
+            hold = len(runs) > 1 and one.solved and len(number)  # it keeps its last column
             games = number == (min(column, number[-1]) if hold else column)
             if games.any():
                 known.append((one.curves.reward[games].mean(), one.curves.steps[games].mean()))
@@ -314,7 +307,7 @@ def learning_curve(runs: Sequence[Record], edges: Sequence[int]) -> dict[str, st
 
 
 def numbers(run: Record, records: Sequence[Record]) -> dict[str, Any]:
-    """A run's line of runs.csv, without its settings."""
+    """Return a run's line of runs.csv, without its settings."""
     games = run.evaluation
     values: dict[str, Any] = {"script": run.script, "seed": run.seed, "fps": run.fps}
     values |= {"minutes": run.minutes, "frames": run.frames, "avg_reward": run.avg_reward}

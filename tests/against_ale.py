@@ -1,9 +1,9 @@
-"""Hold the emulator against ALE: no byte may differ.
+"""Compare the emulator with ALE: no byte may differ.
 
-``compare_frames`` holds it against ``ale_py.ALEInterface``: RAM, pixels, what an agent would see,
-points and ends after every emulated frame. ``compare_steps`` holds it against
-``ale_py.AtariVectorEnv``: what every step of many games returns, with any settings. The first
-difference is an error that says where it is.
+``compare_frames`` compares it with ``ale_py.ALEInterface``: RAM, pixels, the agent's observation,
+points and ends after every emulated frame. ``compare_steps`` compares what every step of many games
+returns with ``ale_py.AtariVectorEnv``, with any settings. The first difference raises an error that
+says where it is.
 """
 
 from collections import Counter

@@ -1,19 +1,19 @@
-"""A GPU that is none: every kernel is computed by the CPU, by the rules of a GPU.
+"""A fake GPU: the CPU computes every kernel, by the rules of a GPU.
 
-It is a backend written in Python with torch's own means, so the numbers are real: what a rung
-learns on it is what it would learn anywhere. What a GPU does not forgive is found:
+It is a backend written in Python with torch's own means, so the numbers are real: a rung learns on
+it what it would learn anywhere. It finds what a GPU does not forgive:
 
-- tensors of both sides in one operation raise an error;
+- an operation with tensors of both devices raises an error;
 - a copy that makes the CPU wait for the GPU is noted, with the line that asked for it;
-- a copy that is not waited for arrives as late as it may: until then its target holds rubbish,
-  and its source must not change;
+- an asynchronous copy arrives as late as it may: until then its target holds rubbish, and its
+  source must not change;
 - a capture refuses whatever would not be replayed, and a replay computes the same operations on
-  the same memory again, so numbers that stayed on the CPU are those of the capture;
-- a graph keeps no memory from before its capture: if that was freed, a replay raises, and says
-  which line captured its use. What a capture allocates is rubbish once the graph is gone;
-- a refused operation breaks its capture: until the allocator is told that it is over there is no
-  other one, and until another one has ended well there are no random numbers;
-- a stream that has not waited for the work of another one must not compute.
+  the same memory again, so numbers that stayed on the CPU keep their values from the capture;
+- a graph does not keep memory from before its capture: if that was freed, a replay raises, and says
+  which line captured its use. Memory that a capture allocates is rubbish once the graph is gone;
+- a refused operation breaks its capture: no other one can begin until the allocator is told that it
+  is over, and there are no random numbers until another one has ended well;
+- a stream that has not waited for another stream's work must not compute.
 """
 
 import contextlib

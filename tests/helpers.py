@@ -1,4 +1,4 @@
-"""What several test modules use: rungs, games, players, and updates to compare with."""
+"""Shared by several test modules: rungs, games, players, and updates to compare with."""
 
 import copy
 import importlib

@@ -1,4 +1,4 @@
-"""What the benchmarks start, and how they end it; what they make of what it wrote."""
+"""The programs that the benchmarks start and end, and what they measure."""
 
 import csv
 import os

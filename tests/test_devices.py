@@ -1,4 +1,4 @@
-"""What devices can do, and the settings that follow from it."""
+"""Capabilities of devices, and the settings that follow from them."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
-"""The emulator on a GPU: what can be seen without one, and its games where there is one.
+"""The emulator on a GPU: tests that need none, and its games if there is one.
 
-Without a GPU: Numba's simulator runs the kernels in Python, thread by thread, so their logic is
-seen, and NVIDIA's compiler and linker accept them for sm_90a.
+Without a GPU, Numba's simulator runs the kernels in Python, thread by thread, which tests their
+logic, and NVIDIA's compiler and linker must accept them for sm_90a.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""What the emulator says where something is missing, what it keeps and where, and its wheel."""
+"""The emulator's messages about missing parts, its cache, and its wheel."""
 
 import os
 import shutil

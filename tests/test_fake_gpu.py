@@ -1,8 +1,7 @@
 """``--cuda`` without a GPU: whole rungs on a fake one, which forgives no more than a real one.
 
-See ``fake_gpu``. What cannot be seen here: that the kernels are right, the compiled code, the
-memory shared with another process, and how long anything takes. ``test_gpu`` looks at those, where
-there is a GPU.
+See ``fake_gpu``. It cannot test whether kernels are right, compiled code, memory that processes
+share, or how long anything takes; ``test_gpu`` tests these on a real GPU.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""What only a real GPU can show; skipped where there is none.
+"""Tests that need a real GPU, and are skipped without one.
 
-``test_fake_gpu`` looks at the logic everywhere; here are the kernels, the compiled code, captures,
-and memory shared between processes.
+``test_fake_gpu`` tests the logic everywhere; this module tests the kernels, the compiled code,
+captures, and memory shared between processes.
 """
 
 import os

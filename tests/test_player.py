@@ -1,4 +1,4 @@
-"""The player's process and its bounded queue."""
+"""The player process and its bounded queue."""
 
 import os
 import signal

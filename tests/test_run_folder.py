@@ -1,4 +1,4 @@
-"""A run folder: who may use it, and what is in it whatever happens. A tiny network learns."""
+"""A run folder: who may use it, and what it holds whatever happens. A tiny network learns."""
 
 import copy
 import errno

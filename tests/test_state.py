@@ -1,4 +1,4 @@
-"""Whatever has a state: saved and loaded it goes on alike, and a trial call leaves no trace."""
+"""Everything with a state: once loaded it continues alike, and a trial call leaves no trace."""
 
 import importlib
 import pkgutil

@@ -1,8 +1,8 @@
 """Measure each technique by itself, on the network, the frames and the buffer of the suite.
 
-A part compares ways to do one piece of work. They take turns, so that a machine that drifts slows
-all of them alike. A gain says how many times as good as the first way one is: faster, or smaller.
-What this machine lacks is a row that says so. The second command is as on a CPU without AVX-512.
+A part compares ways to do one piece of work. The ways take turns, so that a drifting machine slows
+all of them alike. A gain compares with the first way: times as fast, or as small. Rows say what
+this machine lacks. The second command measures as on a CPU without AVX-512.
 
     python -m benchmarks techniques
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks techniques --out runs/avx2
@@ -22,7 +22,7 @@ from benchmarks.report import HARDWARE, here, join_machine, spread, write_table
 from benchmarks.techniques import learning, memory, playing
 from lib.training.machine import describe_machine, prepare_torch
 
-PARTS = {
+PARTS = {  # each gets the flags, with the device and an ExitStack for what it opens
     "device": learning.device,
     "environments": playing.environments,
     "compilation": learning.compilation,
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "repeats": (7, "measurements of each way"),
         "milliseconds": (300, "length of one measurement"),
         "batch-size": (32, "transitions of an update"),
-        "envs": (4, "environments, and frames per update in the part collection"),
+        "envs": (4, "environments, and frames per update in collection"),
         "transitions": (4_000, "transitions in a buffer"),
     }
     add_counts(parser, counts)
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the parts; write table and picture."""
+    """Measure the parts; write the table and the picture."""
     args.device = device = chosen_device(args.cuda)
     machine = describe_machine(device)
     prepare_torch(seed=0)

@@ -1,7 +1,4 @@
-"""Techniques of learning: device, compilation, precision, copies, calls, details of an update.
-
-A part gets the flags, the device, and an ``ExitStack`` that closes what the part opens.
-"""
+"""Techniques of learning: device, compilation, precision, copies, calls, details of an update."""
 
 import copy
 import warnings
@@ -23,14 +20,14 @@ from lib.training.options import ReplayOptions
 
 DEFAULTS = ReplayOptions()
 SHAPE, ACTIONS = (4, 84, 84), 6  # Pong, as the rungs see it
-Works = Mapping[str, Mapping[str, Callable[[], Measure]]]  # work, with its unit -> way
+Works = Mapping[str, Mapping[str, Callable[[], Measure]]]  # work and unit -> way -> its measure
 
 
 class Learner:
-    """A network, its target network and Adam, at work on batches of noise.
+    """A network, its target network and Adam, learning from batches of noise.
 
-    ``change`` compiles both networks; ``dtype`` is that of autocast. Batches lie on the device, or
-    in the CPU's memory, ``pinned`` or not; ``later``: nobody waits for their copies.
+    ``change`` compiles both networks; ``dtype`` is for autocast. Batches are on the device if
+    ``pinned`` is None, otherwise in pinned or pageable memory; ``later`` copies asynchronously.
     """
 
     def __init__(
@@ -58,27 +55,23 @@ class Learner:
         self.batches = cycle(batches)
 
     def autocast(self) -> torch.autocast:
-        """In the precision of this learner; others may have set another one."""
+        """Return autocast in this learner's precision, and set TF32, which other learners share."""
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
 
     def copy(self) -> Batch:
-        """The next batch, on the device."""
         return to(self.device, next(self.batches), self.later)
 
     @torch.no_grad()
     def forward(self) -> torch.Tensor:
-        """The values of a batch, without gradients."""
         with self.autocast():
             return self.net(self.copy().states)
 
     def update(self) -> None:
-        """A gradient step, with new rewards: memorised ones would make gradients denormal."""
-        batch = self.copy()
+        batch = self.copy()  # with new rewards, because memorised ones make gradients denormal
         self.learn(batch._replace(rewards=torch.randn_like(batch.rewards)))
 
     def learn(self, batch: Batch, step: bool = True) -> None:
-        """A gradient, and Adam's step with it."""
         self.optimizer.zero_grad()
         with self.autocast():
             with torch.no_grad():
@@ -91,19 +84,19 @@ class Learner:
 
 
 def noise(size: int) -> Batch:
-    """A batch of noise, on the CPU."""
+    """Return a batch of noise, on the CPU."""
     states, next_states = torch.randint(0, 256, (2, size, *SHAPE), dtype=torch.uint8)
     actions, ends = torch.randint(0, ACTIONS, (size,)), torch.rand(size) < 0.01
     return Batch(states, actions, torch.randn(size), ends, next_states)
 
 
 def to(device: torch.device, batch: Batch, later: bool = False) -> Batch:
-    """The batch on the device; one that is there already is not copied."""
+    """Move a batch to the device, without a copy if it is there already."""
     return Batch(*(tensor.to(device, non_blocking=later) for tensor in batch))
 
 
 def need_gpu(device: torch.device) -> None:
-    """Refuse what a CPU cannot do."""
+    """Raise Failed on a CPU."""
     if device.type == "cpu":
         raise Failed("without --cuda" if torch.cuda.is_available() else "no GPU here")
 
@@ -111,7 +104,7 @@ def need_gpu(device: torch.device) -> None:
 def compare(
     args: Namespace, ways: dict[str, Any], *tasks: str, what: str = "", size: int = 0
 ) -> Works:
-    """The tasks of learners that are made in these ways; those with ``gpu`` need one."""
+    """Return the tasks of learners made in these ways; ways with ``gpu`` need one."""
     size = size or args.batch_size
 
     def make(task: str, gpu: bool = False, graph: bool = False, **how: Any) -> Measure:
@@ -136,8 +129,8 @@ def device(args: Namespace) -> Works:
 
 
 def scripted(net: Any) -> Any:
-    """The network with layers in TorchScript, which does not know all of ``DQN.pixels``."""
-    with warnings.catch_warnings(action="ignore"):  # of what the table says
+    """Compile the layers with TorchScript, which does not know all of ``DQN.pixels``."""
+    with warnings.catch_warnings(action="ignore"):  # the table says that it is deprecated
         net.conv, net.fc = torch.jit.script(net.conv), torch.jit.script(net.fc)
     return net
 
@@ -154,7 +147,7 @@ def compilation(args: Namespace) -> Works:
 
 
 def kept_for_backward(args: Namespace, gpu: bool = False, **how: Any) -> Measure:
-    """Megabytes of the tensors that a forward pass keeps for the backward pass, weights too."""
+    """Measure the megabytes that a forward pass keeps for the backward pass, weights too."""
     if gpu:
         need_gpu(args.device)
     learner, kept = Learner(args.device, args.batch_size, **how), dict[int, int]()
@@ -193,7 +186,7 @@ def copies(args: Namespace) -> Works:
 
 
 def calls(args: Namespace) -> Works:
-    """What it costs to ask a device for something small."""
+    """Small requests to a device."""
     small = torch.zeros(32, 512, device=args.device)
     micro = partial(timed, count=1e-3)  # microseconds
 
@@ -214,7 +207,7 @@ def calls(args: Namespace) -> Works:
 
 
 def contiguous(net: Any) -> Any:
-    """The network without its memory format."""
+    """Undo the network's memory format."""
 
     def pixels(frames: torch.Tensor) -> torch.Tensor:
         scaled = frames.to(torch.float32).mul_(1 / 255)
@@ -226,7 +219,7 @@ def contiguous(net: Any) -> Any:
 
 
 def new_relus(net: Any) -> Any:
-    """The network with activations in new tensors, not in place."""
+    """Put activations into new tensors, not in place."""
     for layer in net.modules():
         if isinstance(layer, torch.nn.ReLU):
             layer.inplace = False
@@ -234,7 +227,7 @@ def new_relus(net: Any) -> Any:
 
 
 def kaiming(net: Any) -> Any:
-    """The network with He's initial weights, as the tutorial has them."""
+    """Initialise the network as He et al. do, and the tutorial."""
     for name, weights in net.named_parameters():
         if name.endswith("weight"):
             torch.nn.init.kaiming_normal_(weights, nonlinearity="relu")

@@ -1,4 +1,4 @@
-"""Techniques of remembering: the memory of a transition, and how fast batches are sampled."""
+"""Techniques of remembering: the memory of a transition, and the speed of sampling."""
 
 import multiprocessing
 from argparse import Namespace
@@ -22,19 +22,19 @@ Sample = Callable[[int], Any]  # batch size -> a batch on the device
 
 
 def fresh_processes() -> multiprocessing.context.BaseContext:
-    """Processes that start as forks of one that has imported this; Windows has none."""
+    """Return a context whose processes fork from one that has imported this; Windows has none."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     return context
 
 
 def frames(count: int) -> Iterator[np.ndarray]:
-    """Frames with memory of their own, uint8 (1, height, width)."""
+    """Yield frames with memory of their own, uint8 (1, height, width)."""
     return (np.full((1, *SHAPE[1:]), i % 251, np.uint8) for i in range(count))
 
 
 def transitions(stack: Callable[..., Any], count: int) -> Iterator[tuple[Any, Any]]:
-    """States and next states, stacks of frames; a next state is the state that follows."""
+    """Yield states and next states as stacks of frames; each state is the last next state."""
     last = deque(frames(SHAPE[0]), SHAPE[0])
     state = stack(last)
     for frame in frames(count):
@@ -44,7 +44,7 @@ def transitions(stack: Callable[..., Any], count: int) -> Iterator[tuple[Any, An
 
 
 def listed(stack: Callable[..., Any], count: int, device: torch.device) -> Sample:
-    """A list of transitions."""
+    """Return samples from a list of transitions."""
     entries, rng = list(transitions(stack, count)), np.random.default_rng(0)
 
     def sample(size: int) -> torch.Tensor:
@@ -56,7 +56,7 @@ def listed(stack: Callable[..., Any], count: int, device: torch.device) -> Sampl
 
 
 def preallocated(count: int, device: torch.device) -> Sample:
-    """An array of float32 for all states and next states."""
+    """Return samples from a float32 array of all states and next states."""
     states, rng = np.empty((count, 2, *SHAPE), np.float32), np.random.default_rng(0)
     for row, both in enumerate(transitions(np.concatenate, count)):
         states[row] = both
@@ -64,7 +64,7 @@ def preallocated(count: int, device: torch.device) -> Sample:
 
 
 def ours(count: int, device: torch.device) -> ReplayBuffer:
-    """The rungs' buffer, full."""
+    """Return the rungs' buffer, full."""
     buffer, begins = ReplayBuffer(count, SHAPE, device), np.array([True])
     zero, first = np.zeros(1), next(frames(1))
     columns: tuple[Any, ...]
@@ -84,8 +84,8 @@ BUFFERS: dict[str, Callable[[int, torch.device], Sample]] = {
 
 
 def growth(kind: str, count: int) -> float:
-    """Bytes per transition by which this process grows."""
-    process, buffers = psutil.Process(), [BUFFERS[kind](9, torch.device("cpu"))]  # all is loaded
+    """Return the bytes per transition by which this process grows."""
+    process, buffers = psutil.Process(), [BUFFERS[kind](9, torch.device("cpu"))]  # loads the code
     before = process.memory_info().rss
     buffers.append(BUFFERS[kind](count, torch.device("cpu")))
     return (process.memory_info().rss - before) / count

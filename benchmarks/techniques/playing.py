@@ -25,7 +25,7 @@ from pong_emulator import PongVectorEnv
 
 
 def make_env() -> gym.Env:
-    """Pong as 01 to 03 play it."""
+    """Make Pong as 01 to 03 play it."""
     return wrap_deepmind(make_atari(DEFAULTS.env))
 
 
@@ -74,20 +74,20 @@ def environments(args: Namespace) -> Works:
 
 
 def experience(net: nn.Module, frames: int) -> Iterator[list[Transitions]]:
-    """Lists of so many frames of one game, which the network plays."""
+    """Return lists of this many frames of one game, played by the network."""
     q_function, device = torch.no_grad()(net), next(net.parameters()).device
     agent = EpsilonGreedyAgent(q_function, ACTIONS, lambda _: DEFAULTS.epsilon_final, device)
     return iter(ExperienceSource([make_env()], agent, steps=frames))
 
 
 def player_process(queue: ExperienceQueue, net: nn.Module, frames: int) -> None:
-    """The player process."""
+    """Play and fill the queue."""
     for steps in experience(net, frames):
-        queue.put(steps)  # type: ignore[arg-type]  # some at once
+        queue.put(steps)  # type: ignore[arg-type]  # several at once
 
 
 def iteration(args: Namespace, frames: int, where: str = "", without: str = "") -> Measure:
-    """Measures playing some frames, storing them, sampling, and an update."""
+    """Measure playing some frames, storing them, sampling, and an update."""
     learner, pool = Learner(args.device, args.batch_size), None
     net, buffer = learner.net, ours(args.transitions, args.device)
     played: Iterator[Any] = experience(net, frames)
@@ -120,7 +120,7 @@ def collection(args: Namespace) -> Works:
 
 
 def profiler(args: Namespace) -> Works:
-    """01 without a part of its iteration (`breakdown` tells what each part takes)."""
+    """01 without a part of its iteration (`breakdown` gives the time of each part)."""
     parts = {"without sampling": "sampling", "without the optimizer's step": "step"}
     parts = {"all of it": "", **parts, "without the loss: no update": "loss"}
     ways = {way: partial(iteration, args, 1, "", part) for way, part in parts.items()}

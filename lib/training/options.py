@@ -1,8 +1,8 @@
-"""The options of rungs: frozen dataclasses, of which every field is also a flag.
+"""The options of rungs: frozen dataclasses in which every field is also a flag.
 
 ``option`` makes a field. The options of a rung with a replay buffer inherit from ``ReplayOptions``;
-``lib.training.speedrun_options`` has those of 07, 08 and 10. ``lib.training.flags`` reads them from
-the command line. A rung calls them ``params``, as the book does.
+those of 07, 08 and 10 are in ``lib.training.speedrun_options``. ``lib.training.flags`` reads them
+from the command line. A rung calls them ``params``, as the book does.
 """
 
 import math
@@ -32,15 +32,15 @@ def option(
     group: str = "learning",
     may_change: bool = False,
 ) -> Any:
-    """A dataclass field that is also a command-line flag.
+    """Make a dataclass field that is also a command-line flag.
 
     Args:
-        default: its type is the flag's type; None: a float that is not given.
+        default: gives the flag its type; None is a float without a default.
         help: one plain sentence for ``--help``.
         low: the smallest number accepted.
-        high: the largest number accepted; only where more would not fit into memory or arithmetic.
+        high: the largest number accepted, where more would exceed memory or overflow.
         choices: the strings accepted.
-        group: of ``--help``, one of ``lib.training.flags.GROUPS``.
+        group: a heading of ``--help``, one of ``lib.training.flags.GROUPS``.
         may_change: whether it may change when a run is resumed.
     """
     kind = float if default is None else type(default)
@@ -52,9 +52,10 @@ resume_option = partial(option, group="run", may_change=True)
 run_option = partial(option, group="run")
 playing_option = partial(option, group="playing")
 epsilon_option = partial(playing_option, low=0, high=1)
+decay_option = partial(playing_option, 100_000, low=1)
 wrapper_option = partial(option, group="wrappers")
 timeout_option = partial(
-    playing_option, 60.0, "fail after so many seconds without a frame", 1, 10**6, may_change=True
+    playing_option, 60.0, "fail after this many seconds without a frame", 1, 10**6, may_change=True
 )
 
 
@@ -70,10 +71,10 @@ class CommonOptions:
     cuda: bool = run_option(False, "train on the GPU; short for --device cuda")
     device: str = run_option("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
     threads: int = resume_option(
-        0, "threads of torch; 0: the free cores (07: half of them), with a GPU 1", low=0, high=1_024
+        0, "threads of torch; 0: the free cores, or 1 with a GPU", low=0, high=1_024
     )
     amp: bool = run_option(False, "compute updates in bfloat16 autocast")
-    run_dir: str = resume_option("runs", "folder in which this run makes its own folder")
+    run_dir: str = resume_option("runs", "where this run makes its folder")
     resume: str = resume_option(
         "",
         "resume the run in this folder, with its settings; --max-frames, --stop-reward, "
@@ -89,19 +90,14 @@ class CommonOptions:
     learning_rate: float = option(1e-4, "learning rate of Adam", low=1e-12, high=1)
     adam_epsilon: float = option(1e-8, "epsilon of Adam; damps small gradients", low=1e-12, high=1)
     gamma: float = option(0.99, "discount per agent step", low=0, high=1)
-    batch_size: int = option(32, "transitions sampled per new one (03: for each of --steps)", low=1)
+    batch_size: int = option(32, "transitions sampled per new frame", low=1)
     epsilon_start: float = epsilon_option(1.0, "probability of a random action at the start")
     epsilon_final: float = epsilon_option(0.02, "probability of a random action at the end")
-    epsilon_frames: int = playing_option(
-        100_000,
-        "frames in which epsilon falls, from the first update on (03, 07 to 10: from the first "
-        "frame on; 03: times --steps)",
-        low=1,
-    )
-    temperature = 0.0  # of the softmax that chooses actions: greedy; 07 and 08 have a setting
+    epsilon_frames: int = decay_option("frames over which epsilon falls, from the first update on")
+    temperature = 0.0  # of the softmax over action values; 0: greedy
 
     def resolved(self) -> Self:
-        """A copy with defaults resolved: the device, the goal, what ``auto`` means here."""
+        """Return a copy with the device, the goal and ``auto`` resolved."""
         device, goal = self._asked_device, self.stop_reward
         if goal is None and self.env.startswith("Pong"):
             goal = PONG_GOAL
@@ -116,23 +112,23 @@ class CommonOptions:
         return torch.device(self._asked_device)
 
     def torch_threads(self, free: int) -> int:
-        """Threads with which torch computes, if so many cores are free; beside a GPU one."""
-        # More would wait for each other to copy a batch, and take cores from the games.
+        """Return how many threads torch uses if this many cores are free."""
+        # With a GPU, more would wait for each other to copy a batch, and take cores from the games.
         return self.threads or (free if self.training_device.type == "cpu" else 1)
 
     def notices(self) -> Iterator[str]:
-        """What this device does differently, in one line each."""
+        """Yield a line for each thing that this device does differently."""
         if self.training_device.type == "mps":
-            yield "mps: no CUDA graph, nothing compiled, and float32 unless told otherwise"
+            yield "mps: no CUDA graphs, no compilation, and float32 by default"
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How states are made. If a rung has no setting for something, DeepMind's value holds."""
+        """The preprocessing of this run. Settings that a rung lacks default to DeepMind's."""
         names = [entry.name for entry in fields(Preprocessing) if hasattr(self, entry.name)]
         return Preprocessing(**{name: getattr(self, name) for name in names})
 
     def validation_error(self) -> str | None:
-        """Why the settings are invalid together, or here, in one line; None if they are valid."""
+        """Return a one-line reason why the settings are invalid on this machine, or None."""
         try:
             check_env_id(self.env)
         except ValueError as error:
@@ -147,7 +143,7 @@ class CommonOptions:
         if self.amp and there.type == "cuda" and choose_precision(there) != "bfloat16":
             return "--amp: this GPU has no units for bfloat16 (NVIDIA's have them since Ampere)"
         if self.epsilon_final > self.epsilon_start:
-            return "--epsilon-final is more than --epsilon-start"
+            return "--epsilon-final is larger than --epsilon-start"
         return None if self.resume else unwritable("--run-dir", Path(self.run_dir))
 
 
@@ -167,20 +163,20 @@ class ReplayOptions(CommonOptions):
 
     def validation_error(self) -> str | None:
         if self.replay_initial > self.replay_size:
-            return "--replay-initial is more than --replay-size, which could not hold it"
+            return "--replay-initial is larger than --replay-size"
         if self.replay_size < (least := self._least_replay_size()):
-            return f"--replay-size: with these settings the replay buffer needs {least:,} or more"
+            return f"--replay-size: with these settings the replay buffer needs at least {least:,}"
         if (count := self.samples) > MOST_SAMPLES:
-            return f"--batch-size: an update would take {count:,} samples, over {MOST_SAMPLES:,}"
+            return f"--batch-size: an update of {count:,} samples is larger than {MOST_SAMPLES:,}"
         message = too_large("replay-size", self.replay_size, self.transition_bytes)
         return message or super().validation_error()
 
     def _least_replay_size(self) -> int:
-        """The capacity with which a buffer has all frames of what arrives between two updates."""
+        """Return the capacity that holds all frames of what arrives between two updates."""
         envs, stack = getattr(self, "envs", 1), self.preprocessing.stack
         if message := getattr(self, "message_steps", 0):  # with the frames that it repeats
             return envs * (message + getattr(self, "n_steps", 1) + stack - 1)
-        # A step stores a frame, or two if an episode begins; a state reaches ``stack`` steps back.
+        # A step stores a frame, or two if an episode begins; a state goes back ``stack`` steps.
         return 2 * envs * (getattr(self, "steps", 1) + stack)
 
 
@@ -188,15 +184,19 @@ class ReplayOptions(CommonOptions):
 class PlayerOptions(ReplayOptions):
     """Settings of rungs whose player is a separate process."""
 
-    play_device: str = playing_option("", "the player's device (cpu, cuda:1); it gets a copy there")
+    batch_size: int = option(32, "transitions per update, multiplied by --steps", low=1)
+    epsilon_frames: int = decay_option(
+        "frames over which epsilon falls, multiplied by --steps, from the first frame on"
+    )
+    play_device: str = playing_option("", "device for the player's own network copy (cpu, cuda:1)")
     sync_frames: int = playing_option(
-        0, "frames until the player's copy is renewed; 0: live weights (--play-device: 4)", low=0
+        0, "frames between refreshes of this copy; 0: live weights (4 with --play-device)", low=0
     )
     player_timeout: float = timeout_option()
 
     @property
     def training_device(self) -> torch.device:
-        """The player's process must reach the weights there."""
+        """The training device; the player process must reach the weights on it."""
         device = super().training_device
         return torch.device("cpu") if device.type == "mps" else device
 
@@ -204,13 +204,13 @@ class PlayerOptions(ReplayOptions):
         yield from super().notices()
         asked = super().training_device
         if asked.type == "mps":
-            yield "the player's process cannot share weights on mps: training on the CPU instead"
+            yield "the player process cannot share weights on mps: training on the CPU instead"
         elif not self.play_device and not shares_memory(asked):
-            yield "processes cannot share memory of the GPU on Windows: the player acts on the CPU"
+            yield "processes cannot share GPU memory on Windows: the player acts on the CPU"
 
     @property
     def refresh_frames(self) -> int:
-        """Frames between refreshes of the player's own copy of the network; 0: it has none."""
+        """Frames between refreshes of the player's own copy; 0: it has none."""
         return self.sync_frames or (4 if self.play_device else 0)
 
     @property
@@ -227,10 +227,7 @@ class PlayerOptions(ReplayOptions):
 
 @dataclass(frozen=True)
 class PrecisionOptions(CommonOptions):
-    """Settings of rungs that choose the precision of their gradients.
-
-    Checkpoints say what ``auto`` stood for, so a run that is resumed on another machine keeps it.
-    """
+    """Settings of rungs with a choice of precision; a resumed run keeps what ``auto`` stood for."""
 
     precision: str = run_option(
         "auto",
@@ -259,7 +256,7 @@ class PrecisionOptions(CommonOptions):
 class WrapperOptions(ReplayOptions):
     """Settings of rungs with cheaper wrappers; each choice can be switched back."""
 
-    noop_max: int = wrapper_option(0, "begin games with up to so many no-ops (DeepMind: 30)", low=0)
+    noop_max: int = wrapper_option(0, "most no-ops at the start of a game (DeepMind: 30)", low=0)
     skip: int = wrapper_option(4, "emulated frames for which an action is held", low=1, high=60)
     max_pool: bool = wrapper_option(False, "frame skip takes the maximum of the last two frames")
     episodic_life: bool = wrapper_option(True, "a lost life ends the episode")
@@ -273,14 +270,14 @@ Options = TypeVar("Options", bound=CommonOptions)
 
 
 def too_large(flag: str, transitions: int, size: int) -> str | None:
-    """Why so many transitions of so many bytes are too many, in one line; None if they are not."""
+    """Return a one-line reason why this many transitions exceed the memory, or None."""
     needed, present = transitions * size / 2**30, memory() / 2**30
-    text = f"{transitions:,} transitions take {needed:,.1f} GiB, this machine or container has"
+    text = f"{transitions:,} transitions take {needed:,.1f} GiB; this machine or container has"
     return f"--{flag}: {text} {present:,.1f} GiB" if needed > present else None
 
 
 def unwritable(flag: str, folder: Path) -> str | None:
-    """Why a run cannot write there, in one line; None if it can."""
+    """Return a one-line reason why a run cannot write to this folder, or None if it can."""
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-    return None if usable else f"{flag}: {existing} is not a folder that can be written to"
+    return None if usable else f"{flag}: {existing} is not a writable folder"

@@ -1,4 +1,4 @@
-"""The options of the speedruns, 07, 08 and 10: parallel Q(lambda), cut down to Pong."""
+"""The options of the speedruns, 07, 08 and 10: parallel Q(lambda) for Pong alone."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,18 +10,15 @@ from lib.training.options import PrecisionOptions, option, playing_option, too_l
 
 @dataclass(frozen=True)
 class SpeedrunOptions(PrecisionOptions):
-    """What 07, 08 and 10 have in common: parallel Q(lambda), without a replay buffer.
-
-    It sees and plays only the part of the game that Pong needs, at half the resolution.
-    """
+    """Settings of parallel Q(lambda) on Pong's part of the picture, at half the resolution."""
 
     learning_rate: float = option(5e-4, "learning rate of Adam at the start", low=1e-12, high=1)
     learning_rate_final: float = option(6e-5, "learning rate of Adam at the end", low=1e-12, high=1)
     adam_epsilon: float = option(1e-5, "epsilon of Adam; damps small gradients", low=1e-12, high=1)
     batch_size: int = option(64, "frames of the last rollout per update", low=1, high=65_536)
-    epochs: float = option(4.0, "how often a frame is learned from, at the start", low=0.01)
+    epochs: float = option(4.0, "times that each frame is learned from, at the start", low=0.01)
     epochs_final: float = option(1.0, "the same at the end", low=0.01)
-    averaged: int = option(1_000, "updates over which weights are averaged at the end", low=1)
+    averaged: int = option(1_000, "updates over which weights are averaged, at the end", low=1)
     envs: int = playing_option(32, "environments, stepped together", low=1, high=16_384)
     rollout: int = playing_option(64, "frames of each environment in a rollout", low=1, high=1_024)
     trial_games: int = option(
@@ -29,15 +26,18 @@ class SpeedrunOptions(PrecisionOptions):
     )
     q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", low=0, high=1)
     stack: int = wrapper_option(2, "stacked frames per state", low=1, high=16)
-    # It is reached by equal factors, so it cannot be 0.
+    # Epsilon falls by equal factors, so it cannot reach 0.
     epsilon_final: float = playing_option(
         0.01, "probability of a random action at the end", low=1e-6, high=1
     )
     temperature: float = playing_option(
-        0.01, "actions are drawn from the softmax of their values by this; 0: greedy", low=0, high=1
+        0.01, "temperature of the softmax that draws actions; 0: greedy", low=0, high=1
     )
-    epsilon_floor: float = playing_option(0.06, "lower bound of epsilon; falls, too", low=0, high=1)
-    vector_env = True  # states are those of ALE's vector environment, not those of wrappers
+    epsilon_frames: int = playing_option(
+        100_000, "frames over which epsilon falls, from the first frame on", low=1
+    )
+    epsilon_floor: float = playing_option(0.06, "lower bound of epsilon; also falls", low=0, high=1)
+    vector_env = True  # states come from ALE's vector environment, not from wrappers
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -50,8 +50,11 @@ class SpeedrunOptions(PrecisionOptions):
 
 @dataclass(frozen=True)
 class SharedCoresOptions(SpeedrunOptions):
-    """The settings of 07: as 08, but torch has half of the cores, and leaves room for the games."""
+    """The settings of 07. Torch uses half of the free cores and leaves the rest to the games."""
 
+    threads: int = option(
+        0, "threads of torch; 0: half of the free cores", 0, 1_024, group="run", may_change=True
+    )
     any_game: bool = playing_option(False, "use all actions and the whole picture, not Pong's part")
     schedule_frames: int = option(
         10_000_000, "with --any-game: frames over which learning rate, epochs, epsilon fall", low=1
@@ -67,7 +70,7 @@ class SharedCoresOptions(SpeedrunOptions):
 
     def validation_error(self) -> str | None:
         if not self.any_game and not self.env.startswith("Pong"):
-            return f"--env: {self.env} needs --any-game: this rung is cut down to Pong"
+            return f"--env: {self.env} needs --any-game: without it, this rung only plays Pong"
         return super().validation_error()
 
 
@@ -77,18 +80,18 @@ class EmulatorOptions(SpeedrunOptions):
 
     def validation_error(self) -> str | None:
         if not self.env.startswith("Pong"):
-            return "--env: this emulator plays Pong alone; 07_speedrun.py --any-game plays others"
+            return "--env: this emulator only plays Pong; 07_speedrun.py --any-game plays others"
         return pong_emulator.missing() or super().validation_error()
 
 
 def other(name: str, default: Any) -> Any:
-    """The setting of ``EmulatorOptions`` with another default."""
+    """Return a setting of ``EmulatorOptions`` with another default."""
     return field(default=default, metadata=EmulatorOptions.__dataclass_fields__[name].metadata)
 
 
 @dataclass(frozen=True)
 class ThousandsOptions(EmulatorOptions):
-    """The settings of 10: as 08 for many more games, so for fewer steps and larger batches."""
+    """The settings of 10: many more games than 08, so fewer steps and larger batches."""
 
     envs: int = other("envs", 1_024)
     rollout: int = other("rollout", 32)
@@ -99,6 +102,6 @@ class ThousandsOptions(EmulatorOptions):
     learning_rate_final: float = other("learning_rate_final", 1.4e-4)
     epsilon_frames: int = other("epsilon_frames", 1_000_000)
     games_per_warp: int = playing_option(
-        0, "games that a warp of the GPU plays; 0: the emulator's default", low=0, high=32
+        0, "games per warp of the GPU; 0: the emulator's default", low=0, high=32
     )
-    terminal_on_point: bool = option(False, "no value follows a point: returns end with it")
+    terminal_on_point: bool = option(False, "returns end with each point")
