@@ -52,7 +52,7 @@ MOST_LETTERS = 60  # of the settings in the name of a run folder
 
 @contextmanager
 def process_as_before() -> Iterator[None]:
-    """Put back signals, hooks and torch's switches at the end: a notebook's process lives on."""
+    """Restore signals, hooks and torch's switches at the end, because a notebook lives on."""
     numbers = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
     handlers = {n: handler for n in numbers if (handler := signal.getsignal(n)) is not None}
     hook, matmul = threading.excepthook, torch.backends.cuda.matmul
@@ -69,7 +69,7 @@ def process_as_before() -> Iterator[None]:
         if "torch._dynamo" in sys.modules:  # see ``lib.learning.compiled_update``
             torch.compiler.set_stance("default")
         if torch.cuda.is_initialized():
-            with suppress(RuntimeError):  # a GPU that has failed
+            with suppress(RuntimeError):  # the GPU has failed
                 torch.cuda.set_device(gpu)
 
 
@@ -79,9 +79,8 @@ def launch(
 ) -> NoReturn:
     """Run a rung as a program.
 
-    Exit codes: 0 solved or frame limit reached, 1 failure, 2 bad arguments, 130 Ctrl-C, 143
-    SIGTERM, 129 SIGHUP (a closed terminal), 138 SIGUSR1. A signal in the games after training
-    leaves a solved run solved: 0. Every expected failure is one line on standard error.
+    Exit codes: 0 solved or frame limit reached, 1 failure (in one line), 2 bad arguments, 128 + the
+    signal that ended training, e.g. 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP (a closed terminal).
     """
     script, folder, lock = Path(sys.argv[0]).stem, None, None
     open_streams()
@@ -94,7 +93,7 @@ def launch(
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)  # where streams and graphs are made
         prepare_torch(params.seed)
-        # Cores are looked at only if the threads depend on them.
+        # Counting free cores takes a while, so only if the threads depend on them.
         free = cores() if params.threads or device.type != "cpu" else free_cores()
         torch.set_num_threads(params.torch_threads(min(free, torch.get_num_threads())))
         try:
@@ -127,7 +126,7 @@ def launch(
         with open_event_file(folder) as tensorboard:
             run = Run(params, device, folder, tensorboard, script, checkpoint, machine=machine)
             del checkpoint  # the run has it, and drops it when it has started
-            if not params.resume:  # else when it is known to work
+            if not params.resume:  # otherwise once the checkpoint is loaded
                 run.write_settings()
             try:
                 train(params, run)
@@ -135,7 +134,7 @@ def launch(
                 if run.signal is not None or not run.solved:  # training itself was interrupted
                     raise
                 print_line("the games after training were cut short")
-        gc.collect()  # engine and handlers are a circle: torch's memory should not outlive them
+        gc.collect()  # engine and handlers refer to each other, and hold torch's memory
         print_outcome(run)
         if run.signal is None or run.solved:
             sys.exit(0)
@@ -160,15 +159,15 @@ def launch(
 
 
 def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
-    """Stay silent about OSError: TensorBoard raises it again in the loop, see ``launch``."""
+    """Ignore OSError, which TensorBoard raises again in the loop, see ``launch``."""
     if not isinstance(args.exc_value, OSError):
         threading.__excepthook__(args)
 
 
 def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | None, FileLock]:
-    """The folder of the run, its latest checkpoint if it is resumed, and its lock.
+    """Return the run's folder, its latest checkpoint if it is resumed, and its lock.
 
-    The lock is the operating system's: it ends with its process, even if that is killed.
+    The operating system releases the lock when the process ends, even if it is killed.
     """
     folder = Path(params.resume) if params.resume else make_folder(params, script)
     lock = FileLock(folder / "lock", blocking=False, thread_local=False, preserve_lock_file=True)
@@ -185,8 +184,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # What was logged after it is cut off when all is loaded, not before. Files that it does not
-    # know are from a resumed run that saved no checkpoint.
+    # ``load_checkpoint`` cuts the files to these lengths. The checkpoint does not know those (0) of
+    # a resumed run that saved none.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}
@@ -194,10 +193,9 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
 
 
 def open_event_file(folder: Path) -> TensorboardLogger:
-    """A new event file, which TensorBoard reads after those of the run before.
+    """Open a new event file, which TensorBoard reads after the earlier ones.
 
-    It reads them in the order of their names, which begin with the time: that of another machine,
-    whose clock was ahead.
+    The time in a name decides the order, and the clock of an earlier machine may have been ahead.
     """
     times = [int(file.name.split(".")[3]) for file in folder.glob(EVENT_FILES)]
     with patch("time.time", return_value=max([time.time(), *(last + 1 for last in times)])):
@@ -219,15 +217,15 @@ def make_folder(params: Options, script: str) -> Path:
 
 
 def changed(params: Options) -> list[str]:
-    """The settings that differ from the defaults, abbreviated, for the name of the run's folder.
+    """Abbreviate the settings that differ from the defaults, for the name of the run folder.
 
-    Those that may change when it is resumed are left out, and so is what would make it too long.
+    Leave out those that may change when it is resumed, and those that make the name too long.
     """
     usual = replace(type(params)(), device=params.device, cuda=params.cuda, amp=params.amp)
     usual, parts = usual.resolved(), list[str]()
     for entry in reversed(fields(params)):  # the rung's own come first
         value, name = getattr(params, entry.name), shortened(entry.name)
-        # In the name already, or never.
+        # in the name already, or never
         excluded = entry.metadata["may_change"] or entry.name in ("seed", "env", "init_from")
         if not excluded and value != getattr(usual, entry.name):
             number = f"{value:g}" if isinstance(value, float) else value
@@ -241,7 +239,7 @@ def changed(params: Options) -> list[str]:
 
 
 def print_outcome(run: Run) -> None:
-    """Print how training ended: what it reached, and after how long, as the book does."""
+    """Print the outcome of training, and how long it took, as the book does."""
     outcome = run.outcome or {}
     fps, time_passed = outcome["fps"], timedelta(seconds=int(outcome["seconds"]))
     reward = f"avg_reward {outcome['avg_reward']:.2f}" if outcome["episodes"] else "no game ended"
