@@ -82,7 +82,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     if params.resume:
         settings, played, solved = _settings_of(params.resume, parser)
         if gone := sorted(settings.keys() - entries.keys()):
-            hint = f"an earlier version began the run in {params.resume}, so resume it with that"
+            hint = f"an earlier version began the run in {params.resume}, so use that"
             parser.error(f"--resume: this version has no setting {', '.join(gone)}: {hint}")
         place = Path(params.resume).resolve().parent
         if "run_dir" in given and Path(params.run_dir).resolve() != place:
@@ -109,7 +109,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     if 0 < params.max_frames <= played:
         parser.error(f"--max-frames: the run in {params.resume} has played {played:,} frames")
     if solved and params.stop_reward <= (goal := settings["stop_reward"]):
-        on = f"play.py plays its agent, and a --stop-reward above {goal:g} trains it on"
+        on = f"watch it with play.py, or train on with a --stop-reward above {goal:g}"
         parser.error(f"--resume: the run in {params.resume} is solved: {on}")
     return params
 
@@ -130,7 +130,7 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str
         parser.error(f"--resume: {error}")
     settings, frames = checkpoint[checkpoints.SETTINGS], checkpoint["progress"]["frames"]
     if "hyperparameters" not in settings:
-        parser.error(f"--resume: {file} is an agent without its run: play.py plays it")
+        parser.error(f"--resume: {file} is an agent without its run: watch it with play.py")
     if settings["script"] != script:
         parser.error(f"--resume: the run in {folder} is a run of {settings['script']}.py")
     solved = False
@@ -138,7 +138,7 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str
         if (file := kept / "solved.pt").exists():
             solved = checkpoints.read_checkpoint(file)["progress"]["frames"] == frames
     except checkpoints.CheckpointError as damage:
-        print_line(f"{damage}; the run is resumed all the same")
+        print_line(f"{damage}; resuming anyway")
     return settings["hyperparameters"], frames, solved
 
 

@@ -140,7 +140,7 @@ def load_weights(saved: dict[str, Any], run: Run) -> None:
             parts = dict.fromkeys({"weights", "ema"} & state.keys(), weights)
             part.load_state_dict(state | parts if parts else weights)
     except (KeyError, RuntimeError):
-        message = f"--init-from: the network of {place} is not that of {run.script}"
+        message = f"--init-from: the network of {place} does not fit {run.script}"
         raise CheckpointError(message) from None
     print_line(f"begins with the weights of {place}")
 

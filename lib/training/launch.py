@@ -109,12 +109,11 @@ def launch(
         text = f"{script} in {precision} on {text}"
         print_line(textwrap.fill(text, 80, subsequent_indent="  "))
         if free < cores():
-            cause = "torch gets no more threads (see --threads)"
-            print_line(f"{free} of {cores()} cores free: {cause}")
+            print_line(f"{free} of {cores()} cores free, so torch uses no more (see --threads)")
         for notice in params.notices():
             print_line(notice)
         if params.stop_reward is None:
-            print_line("no goal: it trains until --max-frames, a --stop-reward, or Ctrl-C")
+            print_line("no goal: set --stop-reward or --max-frames, or stop the run with Ctrl-C")
         if checkpoint:
             frames, updates = (checkpoint["progress"][name] for name in ("frames", "iteration"))
             print_line(f"resumed after {plural(frames, 'frame')}, {plural(updates, 'update')}")
