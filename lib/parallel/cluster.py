@@ -22,7 +22,7 @@ import lib
 from lib.learning.replay_buffer import Batch
 from lib.parallel.message_buffer import MessageReplayBuffer
 from lib.parallel.n_step import Message
-from lib.parallel.player import signals_blocked
+from lib.parallel.player import START_SECONDS, WAIT_SECONDS, signals_blocked
 from lib.parallel.worker import ClusterOptions, VersionedWeights
 from lib.printing import print_line
 from lib.training.play import record_frames
@@ -31,8 +31,6 @@ from lib.training.run import WARNINGS, Failure, Run
 AHEAD = 2  # pending calls per player: it plays one while the last is on its way
 LOG_EVERY = 100  # updates
 ANSWER_SECONDS = 5.0  # for a cluster to answer
-START_SECONDS = 120.0  # for the first frames, if the time limit is shorter
-WAIT_SECONDS = 1.0  # between checks whether the learner was asked to stop
 
 
 class Players:
@@ -57,11 +55,7 @@ class Players:
         self._end = ExitStack()
 
     def __enter__(self) -> Self:
-        """Join the cluster, or start Ray on this machine, and start the players.
-
-        Raises:
-            Failure: the cluster does not answer, or Ray does not start.
-        """
+        """Join the cluster or start Ray, then the players; raise Failure if that is impossible."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         address, count = self._params.address, self._params.players
         settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}

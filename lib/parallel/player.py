@@ -26,7 +26,7 @@ from lib.envs.experience import Transitions
 from lib.gpu_checks import try_optimised
 from lib.training.machine import prepare_torch
 from lib.training.options import PlayerOptions
-from lib.training.run import WARNINGS, Failure, describe_error
+from lib.training.run import SIGNALS, Failure, describe_error
 from lib.transfer import Download, is_asynchronous
 
 WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop
@@ -202,9 +202,7 @@ class Packed:
 
 
 @contextmanager
-def signals_blocked(
-    numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM, *WARNINGS),
-) -> Iterator[None]:
+def signals_blocked(numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
     """Start processes that never see these signals, which end a run; the trainer decides.
 
     They reach all processes of a terminal or job. In this process they arrive afterwards.

@@ -26,9 +26,8 @@ NEWEST = 5  # runs to list if the folder of all runs was given
 SETTINGS = "settings"  # key of the script and the hyperparameters
 EVENT_FILES = "events.out.tfevents.[1-9]*"  # of curves, see ``lib.training.hparams``
 REPLAY = ("buffer", "experience")  # an agent needs neither to play
-COUNTERS = (
-    "iteration", "frames", "episodes", "first_reward", "avg_reward", "reached", "update_due",
-)  # fmt: skip
+COUNTERS = ["iteration", "frames", "episodes", "update_due"]
+COUNTERS += ["first_reward", "avg_reward", "reached"]
 
 
 class CheckpointError(Exception):

@@ -300,7 +300,7 @@ def stop_early(engine: Engine, run: Run) -> None:
         if run.signal is not None or 0 < run.params.max_frames <= engine.state.frames:
             engine.terminate()
 
-    engine.add_event_handler(Events.STARTED, on_signals, stop, stop)
+    engine.add_event_handler(Events.STARTED, on_signals, stop)
 
 
 def end_training(engine: Engine, run: Run) -> None:

@@ -38,10 +38,9 @@ from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, free_cores, prepare_torch
 from lib.training.options import Options
 from lib.training.run import (
-    WARNINGS,
+    SIGNALS,
     Failure,
     Run,
-    Terminated,
     describe_device_error,
     end_on_signals,
     set_signals,
@@ -53,8 +52,7 @@ MOST_LETTERS = 60  # of the settings in the name of a run folder
 @contextmanager
 def process_as_before() -> Iterator[None]:
     """Restore signals, hooks and torch's switches at the end, because a notebook lives on."""
-    numbers = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
-    handlers = {n: handler for n in numbers if (handler := signal.getsignal(n)) is not None}
+    handlers = {n: handler for n in SIGNALS if (handler := signal.getsignal(n)) is not None}
     hook, matmul = threading.excepthook, torch.backends.cuda.matmul
     tf32, threads = matmul.allow_tf32, torch.get_num_threads()
     flushed = not torch.full((), 1e-39).mul(1)
@@ -151,7 +149,7 @@ def launch(
     except KeyboardInterrupt as error:
         print_line(f"{script}: interrupted", sys.stderr)
         print_resume_command(folder)
-        sys.exit(128 + (error.args[0] if isinstance(error, Terminated) else signal.SIGINT))
+        sys.exit(128 + next(iter(error.args), signal.SIGINT))  # the second Ctrl-C has none
     finally:
         if lock:
             lock.release()

@@ -21,17 +21,9 @@ from lib.training.options import Options
 
 # Errors without an exception class in torch, such as those of cuDNN and cuBLAS.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
-Handler = Callable[[int, Any], Any]  # of a signal
 # A closed terminal, and what batch systems send before they kill; Windows has none of them.
-WARNINGS = [
-    getattr(signal, name)
-    for name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
-    if hasattr(signal, name)
-]
-
-
-class Terminated(KeyboardInterrupt):
-    """The end of the program by SIGTERM or a warning, whose number this holds."""
+WARNINGS = [n for n in signal.Signals if n.name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *WARNINGS)  # they end a run
 
 
 class Failure(RuntimeError):  # noqa: N818, it is how a run ends
@@ -99,13 +91,13 @@ class Run(Generic[Options]):
 
 def end_on_signals() -> None:
     """Let signals end the program at once; ``lib.training.handlers`` changes that in training."""
-    on_signals(signal.default_int_handler, _terminate)
+    on_signals(_terminate)
 
 
-def on_signals(interrupt: Handler, terminate: Handler) -> None:
+def on_signals(handler: Callable[[int, Any], Any]) -> None:
     """Handle Ctrl-C, SIGTERM and ``WARNINGS``, except ignored ones: SIGHUP under ``nohup``."""
     asked = [number for number in WARNINGS if signal.getsignal(number) is not signal.SIG_IGN]
-    set_signals({signal.SIGINT: interrupt} | dict.fromkeys([signal.SIGTERM, *asked], terminate))
+    set_signals(dict.fromkeys([signal.SIGINT, signal.SIGTERM, *asked], handler))
 
 
 def set_signals(handlers: Mapping[int, Any]) -> None:
@@ -137,4 +129,4 @@ def describe_error(error: Exception) -> str:
 
 
 def _terminate(number: int, _: object) -> NoReturn:
-    raise Terminated(number)
+    raise KeyboardInterrupt(number)
