@@ -154,14 +154,8 @@ def learn_from(
     """Yield the engine's batches: store what players send, and sample in proportion to it.
 
     The updates for a message come before the next message counts. Curves show the age of the
-    weights that played the newest transitions.
-
-    Args:
-        players, buffer: send transitions, and store them.
-        epsilons: float, (players, games of each). avg_reward counts only games with at most
-            ``epsilon_final``.
-        engine: its state counts frames and episodes.
-        run: its settings include ``frames_per_update`` and ``batch_size``.
+    weights that played the newest transitions. ``epsilons`` is float, (players, games of each);
+    avg_reward counts only games with at most ``epsilon_final``.
     """
     params, state = run.params, engine.state
     known = epsilons <= max(params.epsilon_final, epsilons.min())

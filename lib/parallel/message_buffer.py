@@ -14,9 +14,8 @@ class MessageReplayBuffer(ReplayRings):
     """The newest transitions of any number of players, sampled uniformly.
 
     Args:
-        capacity: transitions to hold. A message repeats the last frames of the one before, so there
-            is room for ``capacity // 4`` more frames. If messages are so short that this is not
-            enough, the oldest transitions are dropped earlier.
+        capacity: transitions to hold, with room for ``capacity // 4`` more frames, because messages
+            repeat some. If messages are too short for that, transitions are dropped earlier.
         observation_shape, device, seed: see ``ReplayRings``.
     """
 

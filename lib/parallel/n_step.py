@@ -63,13 +63,7 @@ class NStepRecorder:
         self._begin = 0  # the first step whose state began no transition yet
 
     def add(self, states: np.ndarray, actions: np.ndarray, step: VectorStep) -> None:
-        """Record a step of all games.
-
-        Args:
-            states: acted on, uint8, (games, stack, height, width).
-            actions: int64, (games,).
-            step: the outcome of the actions.
-        """
+        """Record a step: states, uint8, (games, stack, height, width), actions, int64, (games,)."""
         ages = np.zeros(len(actions), dtype=np.int64)
         if self._ages:
             ages = np.where(self._steps[-1].done, 0, self._ages[-1] + 1)
@@ -88,7 +82,7 @@ class NStepRecorder:
         rewards, terminated, truncated = self._returns(starts)
 
         def windows(steps: np.ndarray) -> np.ndarray:
-            """Number the frames of these states; a game begins with its first frame repeated."""
+            """Return these states' frame numbers; a game begins with its first frame repeated."""
             back = np.arange(self.stack - 1, -1, -1)
             shown = steps[:, None, None] - np.minimum(back, ages[steps][:, :, None])
             return shown * n_games + np.arange(n_games)[:, None]  # (steps, games, stack)

@@ -3,8 +3,8 @@
 The queue is a duplex pipe. The player sends its steps. The trainer answers with the number of steps
 it has taken. A player that is ``bound`` ahead waits for this answer.
 
-If one side dies, the other reads the end of the pipe at once, even within a message, whereas a dead
-process could hold the lock of a ``multiprocessing.Queue`` for ever.
+If one side dies, the other reads the end of the pipe at once. With a ``multiprocessing.Queue`` it
+could hang, because a dead process may still hold the lock.
 """
 
 import copy
@@ -52,8 +52,8 @@ class Player:
     """The trainer's end of the queue, and the player's process, within a ``with`` block.
 
     Iterating yields lists of new steps; an empty one after a second without any, so that the caller
-    can stop. If the player is lost, iteration ends, so that the run can save its checkpoint. Then
-    leaving the block raises ``Failure``.
+    can stop. If the player is lost, iteration ends, so that the run saves its checkpoint; then the
+    end of the block raises ``Failure``.
 
     Networks share their weights with the player: in shared memory on the CPU, through CUDA IPC on
     the GPU. If the system refuses that (WSL2), the player acts on the CPU with a ``CopyOnCpu``.

@@ -1,6 +1,6 @@
 """Everything around the updates, as ignite handlers: reward, FPS, stopping, TensorBoard.
 
-The handlers keep their figures in the engine's state, beside those of ``lib.training.play``:
+The engine's state has their figures, beside those of ``lib.training.play``:
 
     first_reward   of the first episode
     avg_reward     smoothed exponentially, from the first episode on
@@ -52,7 +52,6 @@ def attach_handlers(
 
     Args:
         engine: makes the updates, and returns each loss as a detached tensor on its device.
-        run: from ``lib.training.launch.launch``.
         epsilon: the schedule, by frame.
         saved: parts of checkpoints, each with ``state_dict`` and ``load_state_dict``; one is
             ``net``. If the run is resumed, they are loaded here.

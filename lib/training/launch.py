@@ -77,8 +77,8 @@ def launch(
 ) -> NoReturn:
     """Run a rung as a program.
 
-    Exit codes: 0 solved or frame limit reached, 1 failure (in one line), 2 bad arguments, 128 + the
-    signal that ended training, e.g. 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP (a closed terminal).
+    Exit codes: 0 solved (even if a signal ends the games after training) or frame limit reached,
+    1 failure (in one line), 2 bad arguments, 128 + the signal that ended training (130: Ctrl-C).
     """
     script, folder, lock = Path(sys.argv[0]).stem, None, None
     open_streams()
@@ -149,7 +149,7 @@ def launch(
     except KeyboardInterrupt as error:
         print_line(f"{script}: interrupted", sys.stderr)
         print_resume_command(folder)
-        sys.exit(128 + next(iter(error.args), signal.SIGINT))  # the second Ctrl-C has none
+        sys.exit(128 + next(iter(error.args), signal.SIGINT))  # a second Ctrl-C has no number
     finally:
         if lock:
             lock.release()

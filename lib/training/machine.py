@@ -29,8 +29,8 @@ def prepare_torch(seed: int) -> None:
     # that small. Threads inherit this setting, so it comes before them.
     torch.set_flush_denormal(True)
     if torch.cuda.is_available():
-        # As convolutions do by default: inputs are rounded to 10 bits of mantissa, if the GPU has
-        # units for it; sums stay float32.
+        # TF32, convolutions' default: if the GPU has units for it, inputs are rounded to 10 bits of
+        # mantissa, and sums stay float32.
         torch.backends.cuda.matmul.allow_tf32 = True
     keep_freed_memory()
 
@@ -38,7 +38,7 @@ def prepare_torch(seed: int) -> None:
 def keep_freed_memory() -> None:
     """Let glibc keep freed blocks of 1 to 15 MB, which the next update on the CPU needs again.
 
-    By default the kernel clears thousands of pages per update, 8 of 36 ms at 96 samples.
+    By default the kernel clears thousands of pages per update, which took 8 of 36 ms at 96 samples.
     """
     # glibc has ``mallopt``, musl does not.
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
@@ -49,8 +49,8 @@ def keep_freed_memory() -> None:
 def free_cores() -> int:
     """Count the cores of this process that no other program uses now; 1 or more.
 
-    Threads of an update wait for each other: with another program on one of two cores, two threads
-    make a tenth of the updates, and one thread nearly as many as it makes alone.
+    An update's threads wait for each other: with another program on one of two cores, two threads
+    make a tenth of the updates, but one thread nearly as many as alone.
     """
     busy = psutil.cpu_percent(0.3, percpu=True)
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS

@@ -36,7 +36,7 @@ COUNTERS = {PlayEvents.FRAMES_PLAYED: "frames", PlayEvents.EPISODE_COMPLETED: "e
 
 
 def logged_episodes(envs: int) -> CallableEventWithFilter:
-    """Return the event of logged games: one in ``envs`` / 256, since logging takes time."""
+    """Return the event of logged games: all, or one in ``envs`` / 256 because logging is slow."""
     return PlayEvents.EPISODE_COMPLETED(every=max(1, envs // 256))  # type: ignore[operator]
 
 
@@ -50,9 +50,7 @@ def batch_generator(
     """Yield the engine's batches: play, store, and sample once there are enough transitions.
 
     Args:
-        engine: its state counts frames and episodes.
         experience: yields lists of new steps, one list per update.
-        buffer: stores the steps.
         initial: transitions to store before the first batch.
         batch_size: transitions per batch; None: the update samples them itself.
     """

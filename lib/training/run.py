@@ -101,7 +101,7 @@ def on_signals(handler: Callable[[int, Any], Any]) -> None:
 
 
 def set_signals(handlers: Mapping[int, Any]) -> None:
-    """Set handlers of signals, which Python allows only in the main thread."""
+    """Set handlers of signals; do nothing outside the main thread, as Python allows none there."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)
