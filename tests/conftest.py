@@ -94,10 +94,9 @@ def ends(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Iterator[Callable[..., 
             code = end.code
         return Ended(code, *capfd.readouterr())
 
-    from lib.training.run import WARNINGS
+    from lib.training.run import SIGNALS
 
-    numbers = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield ends
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -134,7 +134,7 @@ def test_an_agent_of_another_game(tmp_path, play, program):
     assert score_of(result.out) >= 0
     _, whole = load_agent(read_checkpoint(find_checkpoint(run)))
     assert (whole.rows, whole.actions) == (Preprocessing.rows, None)
-    assert "no goal: it trains until" in learned.out
+    assert "no goal: set --stop-reward or --max-frames" in learned.out
 
 
 @pytest.mark.parametrize("suffix", [".MP4", ".gif"])

@@ -17,12 +17,12 @@ from lib.envs.experience import Transitions
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import ExperienceQueue, Player
 from lib.training.options import PlayerOptions
-from lib.training.run import WARNINGS, Failure
+from lib.training.run import SIGNALS, Failure
 
 
 def count(queue: ExperienceQueue, stop: int) -> None:
     """Play on, whatever ends a run reaches this process; then be killed."""
-    for number in (signal.SIGINT, signal.SIGTERM, *WARNINGS):
+    for number in SIGNALS:
         os.kill(os.getpid(), number)
     for number in range(stop):
         queue.put(step(number))

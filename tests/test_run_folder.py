@@ -550,7 +550,7 @@ def test_a_resumed_run_reaches_another_goal_anew(start):
     assert kept == ["best", "latest", "previous", "solved-0.05", "solved"]
     for goal in ((), ("--stop-reward", "0.15"), ("--stop-reward", "0.1")):
         error = one_line(start("--resume", str(run.folder), *goal).error)
-        assert "solved: play.py plays its agent, and a --stop-reward above 0.15 trains it" in error
+        assert "solved: watch it with play.py, or train on with a --stop-reward above 0.15" in error
     more = ("--stop-reward", "1000", "--max-frames", "90")
     assert start("--resume", str(run.folder), *more).code == 0
     assert "outcome/reached_frames" not in {tag for tag, *_ in curves(run.folder)}

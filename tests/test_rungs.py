@@ -201,7 +201,7 @@ def test_weights_of_another_network_are_refused(script, trained, program, tmp_pa
     write_checkpoint(tmp_path / "agent.pt", kept | {"net": network.state_dict()})
     flags = ("--init-from", tmp_path / "agent.pt", "--run-dir", tmp_path / "runs")
     result = program(script, *flags, "--max-frames", 1)
-    assert (result.code, f"is not that of {script}" in one_line(result.error)) == (1, True)
+    assert (result.code, f"does not fit {script}" in one_line(result.error)) == (1, True)
 
 
 def test_the_precision_that_another_machine_chose_is_kept(trained, tmp_path, monkeypatch):

@@ -1,8 +1,7 @@
-"""Players as actors of Ray, on this machine or on many.
+"""Players as Ray actors, on one machine or many.
 
-Ray places the players, restarts dead ones where there is room, and moves messages and weights
-between machines. Here it is started so that nobody else gets in; then the learner waits for
-messages, and continues with the other players while one is lost.
+Ray places the players, restarts dead ones where it finds room, and moves messages and weights
+between machines. While a player is lost, the learner continues with the others.
 """
 
 import os
@@ -23,30 +22,27 @@ import lib
 from lib.learning.replay_buffer import Batch
 from lib.parallel.message_buffer import MessageReplayBuffer
 from lib.parallel.n_step import Message
-from lib.parallel.player import signals_blocked
+from lib.parallel.player import START_SECONDS, WAIT_SECONDS, signals_blocked
 from lib.parallel.worker import ClusterOptions, VersionedWeights
 from lib.printing import print_line
 from lib.training.play import record_frames
 from lib.training.run import WARNINGS, Failure, Run
 
-AHEAD = 2  # pending calls per player: it plays the next one while the last is on its way
+AHEAD = 2  # pending calls per player: it plays one while the last is on its way
 LOG_EVERY = 100  # updates
 ANSWER_SECONDS = 5.0  # for a cluster to answer
-START_SECONDS = 120.0  # for the first frames, if the time limit is shorter
-WAIT_SECONDS = 1.0  # between checks whether the learner was asked to stop
 
 
 class Players:
-    """The players, and their messages, while the ``with`` lasts.
+    """The players and their messages, within a ``with`` block.
 
-    Iterating yields lists of messages that have arrived. After a second without any it yields an
-    empty list, so that the caller can stop. If a player dies, one line says so. A ``Failure`` ends
-    it, and is raised when the ``with`` ends.
+    Iterating yields lists of new messages; an empty one after a second without any, so that the
+    caller can stop. A ``Failure`` ends the iteration, and is raised when the block ends.
 
     Args:
-        player: a class. Each actor creates one object from its number and ``args``; the method
+        player: a class. Each actor makes an object of its number and ``args``, whose method
             ``play`` takes ``VersionedWeights`` and returns a ``Message``.
-        params: say how many players, on which cluster, and how long to wait for them.
+        params: the number of players, their cluster, and how long to wait for them.
         args: passed to ``player``.
     """
 
@@ -59,27 +55,22 @@ class Players:
         self._end = ExitStack()
 
     def __enter__(self) -> Self:
-        """Join the cluster, or start Ray here, and start the players.
-
-        Raises:
-            Failure: there is no such cluster, or Ray does not start.
-        """
+        """Join the cluster or start Ray, then the players; raise Failure if that is impossible."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         address, count = self._params.address, self._params.players
         settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if not address:
-            # 127.0.0.1 alone, which is what this variable does everywhere; and a token for this run
+            # Keep others out: this variable restricts Ray to 127.0.0.1, and the token is the run's.
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             settings |= {"num_cpus": count, "include_dashboard": False}
-            # Ray opens its folder to everybody, so it gets one inside of ours. Paths of its sockets
-            # must be short.
+            # Ray's folder is open to everybody, so hide it in ours; socket paths must be short.
             parent = "/tmp" if os.name == "posix" else None
             folder = tempfile.TemporaryDirectory("", "ray-", parent, ignore_cleanup_errors=True)
             place = os.path.join(self._end.enter_context(folder), "r")
             settings |= {"_node_ip_address": "127.0.0.1", "_temp_dir": place}
-        else:  # nodes need no copy of this repository, only its requirements
+        else:  # nodes need only the requirements, not this repository
             root = Path(lib.__file__).parent.parent
             code = {"py_modules": [str(root / name) for name in ("lib", "pong_emulator")]}
             settings["runtime_env"] = code | {"excludes": ["__pycache__"]}
@@ -87,21 +78,21 @@ class Players:
         from ray._private import utils, worker
 
         self._ray = ray
-        # For a lost node Ray prints pages of its log, and has no switch for that; we say a line.
+        # Ray prints pages of its log for a lost node, without a switch; we print a line.
         worker.print_to_stdstream = lambda *_, **__: None
-        utils.set_sigterm_handler = lambda _: None  # ours stays
+        utils.set_sigterm_handler = lambda _: None  # keep ours
         self._end.callback(ray.shutdown)
         try:
-            if address:  # Ray itself would try for minutes
+            if address:  # Ray would try for minutes
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
-            with signals_blocked(WARNINGS):  # else a closed terminal ends Ray before the run
+            with signals_blocked(WARNINGS):  # a closed terminal must not end Ray before the run
                 ray.init(address or "local", **settings)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self._end.close()
             reason = " ".join(str(error).split()) or type(error).__name__
             raise Failure(f"Ray, {address or 'on this machine'}: {reason}") from None
-        # Ray restarts players, but does not repeat their calls: nobody waits for lost transitions.
+        # Ray restarts players, but does not repeat their calls: lost transitions are not needed.
         placed = {"num_cpus": 1, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
         actor = ray.remote(self._player).options(**placed)
         self._actors = [actor.remote(number, *self._args) for number in range(count)]
@@ -113,7 +104,7 @@ class Players:
             raise self._failed
 
     def broadcast(self, net: nn.Module, state: State) -> None:
-        """Give these weights to the next calls: one object of Ray's, fetched once per node."""
+        """Put the weights of the next calls into Ray's store; each node fetches them once."""
         arrays = {name: w.detach().cpu().numpy() for name, w in net.state_dict().items()}
         self._weights = self._ray.put(VersionedWeights(state.iteration, state.frames, arrays))
 
@@ -133,24 +124,24 @@ class Players:
                 elif monotonic() > deadline:
                     raise Failure(f"no player sent anything for {timeout:g} seconds")
                 yield arrived
-        except Failure as failure:  # the run ends as always, with its checkpoint
+        except Failure as failure:  # end as usual, with a checkpoint
             self._failed = failure
 
     def _ask(self, number: int) -> None:
         self._calls[self._actors[number].play.remote(self._weights)] = number
 
     def _take(self, call: Any) -> Message | None:
-        """Take the result of a call, and make the player's next one; None if the player is lost."""
+        """Return the result of a call, or None if its player is lost; ask for the next one."""
         number, raised = self._calls.pop(call), self._ray.exceptions
         self._ask(number)
         try:
             message = self._ray.get(call)
         except (raised.RayTaskError, raised.ActorDiedError, raised.RuntimeEnvSetupError) as error:
-            cause = str(error).strip().split("\n")[-1]  # its own error, which would come again
+            cause = str(error).strip().split("\n")[-1]  # it would fail again
             raise Failure(f"player {number} failed: {cause}") from None
-        except raised.RayError:  # its process, its node, or the network in between
+        except raised.RayError:  # its process, node or network failed
             message = None
-        if (number in self._lost) == (message is not None):  # this is new
+        if (number in self._lost) == (message is not None):  # a change
             self._lost ^= {number}
             status, count = "back" if message else "lost", self._params.players
             print_line(f"player {number} is {status}, {count - len(self._lost)} of {count} play")
@@ -160,17 +151,11 @@ class Players:
 def learn_from(
     players: Players, buffer: MessageReplayBuffer, epsilons: np.ndarray, engine: Engine, run: Run
 ) -> Iterator[Batch]:
-    """The engine's batches: store what players send, and sample in proportion to it.
+    """Yield the engine's batches: store what players send, and sample in proportion to it.
 
-    A message's updates follow it before the next message is counted. Curves show the age of the
-    weights that played the newest transitions.
-
-    Args:
-        players, buffer: send transitions, and store them.
-        epsilons: float, (players, games of each). avg_reward counts only games with at most
-            ``epsilon_final``, the final epsilon of other rungs.
-        engine: is told of frames and episodes as they arrive.
-        run: has the settings, among them ``frames_per_update`` and ``batch_size``.
+    The updates for a message come before the next message counts. Curves show the age of the
+    weights that played the newest transitions. ``epsilons`` is float, (players, games of each);
+    avg_reward counts only games with at most ``epsilon_final``.
     """
     params, state = run.params, engine.state
     known = epsilons <= max(params.epsilon_final, epsilons.min())

@@ -1,7 +1,6 @@
-"""A replay buffer that takes in whole messages of transitions.
+"""A replay buffer of whole messages of transitions.
 
-One learner takes in the experience of hundreds of players. So nothing here works frame by frame:
-the arrays of a message are copied into rings as they are.
+One learner serves hundreds of players, so messages are copied as arrays, not frame by frame.
 """
 
 import numpy as np
@@ -15,10 +14,9 @@ class MessageReplayBuffer(ReplayRings):
     """The newest transitions of any number of players, sampled uniformly.
 
     Args:
-        capacity: transitions to hold. There is extra room for ``capacity // 4`` frames, because a
-            message repeats the last frames of the message before. If messages are so short that
-            this is not enough, the oldest transitions are dropped earlier.
-        observation_shape, device, seed: as of ``ReplayRings``.
+        capacity: transitions to hold, with room for ``capacity // 4`` more frames, because messages
+            repeat some. If messages are too short for that, transitions are dropped earlier.
+        observation_shape, device, seed: see ``ReplayRings``.
     """
 
     def __init__(
@@ -28,7 +26,7 @@ class MessageReplayBuffer(ReplayRings):
         super().__init__(capacity, n_frames, window, observation_shape, device, seed)
 
     def extend(self, new: Message) -> None:
-        # The numbers of a message are int32, which is too short for those of the buffer.
+        # The frame numbers of a message are int32, but the buffer's outgrow that.
         windows = np.add(new.windows, self._frames_written, dtype=np.int64)
         columns = (new.actions, new.rewards, new.terminated)
-        self._store(new.frames, windows, *map(np.array, columns))  # Ray's own are read-only
+        self._store(new.frames, windows, *map(np.array, columns))  # Ray's are read-only

@@ -1,9 +1,8 @@
 """n-step transitions of many games, packed into messages from a player to the learner.
 
 Source: Sutton, Machine Learning 3 (1988), for n-step returns; Horgan et al., arXiv:1803.00933, for
-players that compute them. A message is complete in itself. It holds every new frame once, and the
-few frames of the message before that its first transitions need. So messages may come in any order,
-and one may be lost with its player.
+players that compute them. A message holds every new frame once, and the few earlier ones that its
+first transitions need. So messages may come in any order, and one may be lost with its player.
 """
 
 import zlib
@@ -18,20 +17,20 @@ from lib.envs.vector_env import VectorStep
 
 @dataclass
 class Message:
-    """m transitions of one player, cut from f frames, which travel compressed."""
+    """m transitions of one player, and their f frames, compressed on the way."""
 
     player: int  # its number
-    version: int  # number of updates that made its weights
+    version: int  # of its weights, in updates
     frames: np.ndarray  # uint8, (f, height, width): step by step, in each step game by game
     windows: np.ndarray  # int32, (m, 2 * stack): numbers of the frames of state and next state
     actions: np.ndarray  # int64, (m,)
-    rewards: np.ndarray  # float32, (m,): n discounted ones, fewer if the game ends before
+    rewards: np.ndarray  # float32, (m,): sum of n discounted ones, or fewer if the game ends
     terminated: np.ndarray  # bool, (m,): the game ended, no value follows
     episodes: list[list[Episode | None]]  # per new step and game: the game that ended, or None
 
     @property
     def played(self) -> int:
-        """Frames played since the message before: agent steps of all games."""
+        """New frames: agent steps of all games."""
         return sum(map(len, self.episodes))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -45,7 +44,7 @@ class Message:
 
 
 class NStepRecorder:
-    """Records games until their n-step transitions are complete.
+    """A recorder of games, until their n-step transitions are complete.
 
     Args:
         stack: frames of a state.
@@ -55,23 +54,16 @@ class NStepRecorder:
 
     def __init__(self, stack: int, n_steps: int, gamma: float) -> None:
         self.stack, self.n_steps, self.gamma = stack, n_steps, gamma
-        # Of every step, of all games: the newest frame of the state, how many steps old the game
-        # was, and what came of the action.
+        # By step, for all games: the state's newest frame, the game's age in steps, action, result.
         self._frames: list[np.ndarray] = []
         self._ages: list[np.ndarray] = []
         self._actions: list[np.ndarray] = []
         self._steps: list[VectorStep] = []
         self._new = 0  # steps since the last message
-        self._begin = 0  # the first step that was not the state of a transition yet
+        self._begin = 0  # the first step whose state began no transition yet
 
     def add(self, states: np.ndarray, actions: np.ndarray, step: VectorStep) -> None:
-        """Record a step of all games.
-
-        Args:
-            states: acted on, uint8, (games, stack, height, width).
-            actions: int64, (games,).
-            step: the outcome of the actions.
-        """
+        """Record a step: states, uint8, (games, stack, height, width), actions, int64, (games,)."""
         ages = np.zeros(len(actions), dtype=np.int64)
         if self._ages:
             ages = np.where(self._steps[-1].done, 0, self._ages[-1] + 1)
@@ -82,7 +74,7 @@ class NStepRecorder:
         self._new += 1
 
     def pack(self, player: int, version: int) -> Message:
-        """The complete transitions; there must be more than ``n_steps`` steps."""
+        """Return the complete transitions; needs more than ``n_steps`` steps."""
         frames = np.stack(self._frames)  # (steps, games, height, width)
         ages = np.stack(self._ages)
         n_games = ages.shape[1]
@@ -90,7 +82,7 @@ class NStepRecorder:
         rewards, terminated, truncated = self._returns(starts)
 
         def windows(steps: np.ndarray) -> np.ndarray:
-            """The frame numbers of these states; a game begins with its first frame repeated."""
+            """Return these states' frame numbers; a game begins with its first frame repeated."""
             back = np.arange(self.stack - 1, -1, -1)
             shown = steps[:, None, None] - np.minimum(back, ages[steps][:, :, None])
             return shown * n_games + np.arange(n_games)[:, None]  # (steps, games, stack)
@@ -107,7 +99,7 @@ class NStepRecorder:
             terminated=terminated[whole],
             episodes=[step.episodes for step in self._steps[-self._new :]],
         )
-        # What stays are the steps of incomplete transitions, and those that their states show.
+        # Keep the steps of incomplete transitions, and the frames of their states.
         kept = min(self.n_steps + self.stack - 1, len(self._frames))
         for remembered in (self._frames, self._ages, self._actions, self._steps):
             del remembered[:-kept]
@@ -115,7 +107,7 @@ class NStepRecorder:
         return message
 
     def _returns(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Discounted rewards, and whether the game terminated or was cut short before the end."""
+        """Return discounted rewards, and whether the game terminated or was truncated meanwhile."""
         rewards = np.stack([step.rewards for step in self._steps])
         terminal = np.stack([step.terminated for step in self._steps])
         done = np.stack([step.done for step in self._steps])

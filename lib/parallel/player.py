@@ -1,11 +1,10 @@
 """A player in a process of its own, and the bounded queue between it and the trainer.
 
-The queue is one pipe in each direction. The player sends its steps. The trainer answers with the
-number of steps it has taken, and a player that is ``bound`` ahead waits for this answer.
+The queue is a duplex pipe. The player sends its steps. The trainer answers with the number of steps
+it has taken. A player that is ``bound`` ahead waits for this answer.
 
-If one side dies, the other reads the end of the pipe at once, even in the middle of a message, and
-nothing is left in the system. A ``multiprocessing.Queue`` could hang: a dead process may still hold
-its lock.
+If one side dies, the other reads the end of the pipe at once. With a ``multiprocessing.Queue`` it
+could hang, because a dead process may still hold the lock.
 """
 
 import copy
@@ -27,26 +26,22 @@ from lib.envs.experience import Transitions
 from lib.gpu_checks import try_optimised
 from lib.training.machine import prepare_torch
 from lib.training.options import PlayerOptions
-from lib.training.run import WARNINGS, Failure, describe_error
+from lib.training.run import SIGNALS, Failure, describe_error
 from lib.transfer import Download, is_asynchronous
 
 WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop
-EXIT_SECONDS = 10.0  # for a player to end by itself, which is slow on a GPU or a busy machine
+EXIT_SECONDS = 10.0  # for a player to end by itself, slow on a GPU or a busy machine
 START_SECONDS = 120.0  # to start, and for its first step, if the time limit is shorter
 
 
 class ExperienceQueue:
-    """The player's end of the queue: ``bound`` steps may be on their way to the trainer."""
+    """The player's end of the queue, for up to ``bound`` steps."""
 
     def __init__(self, pipe: Connection, bound: int) -> None:
         self._pipe, self._free = pipe, bound
 
     def put(self, step: Transitions) -> None:
-        """Send a step; wait while the queue is full.
-
-        Raises:
-            EOFError, BrokenPipeError, ConnectionResetError: if the trainer is gone.
-        """
+        """Send a step, after waiting for room; EOFError or OSError if the trainer is gone."""
         while self._free == 0 or self._pipe.poll():
             self._free += self._pipe.recv()
         self._pipe.send(step)
@@ -54,22 +49,21 @@ class ExperienceQueue:
 
 
 class Player:
-    """The trainer's end: starts the process, and iterates over what it played.
+    """The trainer's end of the queue, and the player's process, within a ``with`` block.
 
-    Iterating yields lists of the steps that have arrived. After a second without any it
-    yields an empty list, so that the caller can stop. If the player is lost, there are no more: the
-    run ends as always, with its checkpoint, and leaving the ``with`` block raises ``Failure``.
+    Iterating yields lists of new steps; an empty one after a second without any, so that the caller
+    can stop. If the player is lost, iteration ends, so that the run saves its checkpoint; then the
+    end of the block raises ``Failure``.
 
     Networks share their weights with the player: in shared memory on the CPU, through CUDA IPC on
-    the GPU. If the system refuses that, as WSL2 does, the player acts on the CPU. There it gets a
-    ``CopyOnCpu`` of a network on the GPU.
+    the GPU. If the system refuses that (WSL2), the player acts on the CPU with a ``CopyOnCpu``.
 
     Args:
-        target: a module-level function (the process is started with ``spawn``), called in the
-            player with the queue and ``args``. Its exceptions become the trainer's ``Failure``.
+        target: a module-level function, called in the player with the queue and ``args``. Its
+            exceptions become the trainer's ``Failure``.
         args: passed to ``target``.
         bound: how many steps the player may be ahead.
-        options: of the run: where the player acts, and after how many seconds it counts as lost.
+        options: the player's device, and the seconds after which it counts as lost.
     """
 
     def __init__(
@@ -95,7 +89,7 @@ class Player:
         return self
 
     def _for_cpu(self, arg: Any) -> Any:
-        """The argument for a player that acts on the CPU, of a trainer on the GPU."""
+        """Convert an argument of a trainer on the GPU for a player on the CPU."""
         if isinstance(arg, PlayerOptions):
             return replace(arg, play_device="cpu")
         if not _is_on_gpu(arg):
@@ -104,7 +98,7 @@ class Player:
         return self._copies[-1].network
 
     def _start(self) -> bool:
-        """Start the process, and wait until it has its arguments; True for ``try_optimised``."""
+        """Start the process, wait until it has its arguments, and return True."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         given = (theirs, self.bound, self._target, Packed(self._args))
@@ -112,7 +106,7 @@ class Player:
         try:
             with signals_blocked():
                 self.process.start()
-            theirs.close()  # now the player alone holds this end, so its death ends the pipe
+            theirs.close()  # only the player holds this end, so its death ends the pipe
             if not self._received(max(self.timeout, START_SECONDS)):
                 raise Failure("the player did not start")
             return True
@@ -121,10 +115,10 @@ class Player:
             raise
 
     def _received(self, seconds: float) -> Any:
-        """The next message; None if none arrives within so many seconds."""
+        """Return the next message, or None if none arrives in time."""
         try:
             message = self._pipe.recv() if self._pipe.poll(seconds) else None
-        except InterruptedError:  # on Windows a signal ends the wait, once it was handled
+        except InterruptedError:  # a signal, on Windows
             return None
         except (EOFError, OSError):  # between messages, or within one
             self.process.join(EXIT_SECONDS)
@@ -150,7 +144,7 @@ class Player:
             raise self._lost
 
     def __iter__(self) -> Iterator[list[Transitions]]:
-        # Waits are counted, not time: if a stopped run (Ctrl-Z) goes on, the player is well.
+        # Count waits, not time: a pause of the whole run (Ctrl-Z) is not the player's fault.
         seconds_left = max(self.timeout, START_SECONDS)
         while not self._lost:
             taken: list[Transitions] = []
@@ -175,7 +169,7 @@ class Player:
 
 
 class CopyOnCpu:
-    """A copy of a network on the GPU in the CPU's shared memory, refreshed without waiting."""
+    """A copy of a GPU's network in the CPU's shared memory, refreshed without waiting."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = copy.deepcopy(network).cpu().share_memory()
@@ -184,7 +178,7 @@ class CopyOnCpu:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Put the weights of the last refresh into the copy, and request the newest ones."""
+        """Copy the weights that the last call requested, and request the newest."""
         if self._arriving:
             numbers = torch.from_numpy(self._arriving.read())
             parts = numbers.split([source.numel() for source in self._sources])
@@ -198,7 +192,7 @@ def _is_on_gpu(arg: Any) -> bool:
 
 
 class Packed:
-    """Arguments that arrive as bytes: ``_run_player`` unpickles them, and reports an error."""
+    """Arguments that arrive as bytes, so that ``_run_player`` unpickles and reports errors."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
         self.args = args
@@ -208,18 +202,15 @@ class Packed:
 
 
 @contextmanager
-def signals_blocked(
-    numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM, *WARNINGS),
-) -> Iterator[None]:
-    """Processes that start within never see these signals, which end a run.
+def signals_blocked(numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
+    """Start processes that never see these signals, which end a run; the trainer decides.
 
-    They reach all processes of a terminal or of a job, and the trainer decides. In this process
-    they arrive afterwards.
+    They reach all processes of a terminal or job. In this process they arrive afterwards.
     """
     if sys.platform == "win32":
         yield
         return
-    resource_tracker.ensure_running()  # it unblocks two of them, so it comes first
+    resource_tracker.ensure_running()  # first, because it unblocks two of them
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -229,9 +220,9 @@ def signals_blocked(
 
 def _run_player(pipe: Connection, bound: int, target: Callable[..., None], packed: bytes) -> None:
     """The main function of the player's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows, where nothing is blocked
-    prepare_torch(seed=0)  # its random numbers are streams of lib.seeds
-    torch.set_num_threads(1)  # one state at a time needs no more; the trainer needs the cores
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Windows blocks nothing
+    prepare_torch(seed=0)  # random numbers come from lib.seeds
+    torch.set_num_threads(1)  # enough for one state at a time
     exit_code = 0
     try:
         args = ForkingPickler.loads(packed)

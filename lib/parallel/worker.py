@@ -1,7 +1,6 @@
-"""What players on a cluster need besides their games: settings, weights, epsilons.
+"""Settings, weights and epsilons of players on a cluster.
 
-A player that replaces a dead one should start soon. So this module is separate from
-``lib.parallel.cluster``: with the learner's imports, its process takes twice as long to start.
+With the imports of ``lib.parallel.cluster``, a player would take twice as long to start.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from lib.training.options import ReplayOptions, playing_option, timeout_option, 
 class ClusterOptions(ReplayOptions):
     """Settings of rungs whose players are Ray actors; another cluster may resume a run."""
 
-    vector_env = True  # states are those of ALE's vector environment, not those of wrappers
+    vector_env = True  # states of ALE's vector environment, not of wrappers
     transition_bytes = 8_900
     address: str = playing_option(
         "", "host:port of the Ray cluster to join (default: start Ray here)", may_change=True
@@ -49,7 +48,7 @@ class ClusterOptions(ReplayOptions):
         return None
 
     def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
-        """Some games, in one thread."""
+        """Make games that share a thread."""
         games = fast_games(self.env, count, self.max_pool, threads=1)  # a core for each player
         return StackedVectorEnv(games, self.preprocessing, seed)
 
@@ -67,9 +66,9 @@ class VersionedWeights:
 
 
 def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
-    """Epsilon of each game, from 0.4 down to 0.0007, float, (players, games).
+    """Return each game's epsilon, from 0.4 down to 0.0007, float, (players, games).
 
-    Every player has high and low ones. A single game has ``final``. Source: Horgan et al.,
+    Every player has high and low ones; a single game has ``final``. Source: Horgan et al.,
     arXiv:1803.00933, section 4.1.
     """
     count = players * games
@@ -79,7 +78,7 @@ def ape_x_epsilons(players: int, games: int, final: float) -> np.ndarray:
 
 
 def player_seed(seed: int, number: int, frames: int) -> int:
-    """The seed of a player's games and actions; another one if the run or it was restarted."""
+    """Return a player's seed, which changes if the player or the run was restarted."""
     import ray
 
     replaces = ray.get_runtime_context().was_current_actor_reconstructed

@@ -1,11 +1,8 @@
 """Checkpoints of a run: RUN_DIR/checkpoints/ has latest.pt, previous.pt, best.pt and solved.pt.
 
-A checkpoint holds what was learned, where the run stands, its settings, and how long its event
-files were. A resumed run cuts the files to that length. So everything between the checkpoint and
-the end of the first run is logged once, by the resumed run.
-
-A file gets its name when its content is on the disk, so a whole one is there at any time. The
-latest one becomes ``previous.pt`` then, which takes its place if it is damaged.
+A checkpoint holds the training state, the settings and the lengths of the event files. A resumed
+run cuts the files to these lengths, so nothing is logged twice. A file gets its name once it is on
+the disk, so there is always a whole one: ``previous.pt`` stands in for a damaged ``latest.pt``.
 """
 
 import math
@@ -25,25 +22,20 @@ from lib.training.run import Run
 
 FOLDER = "checkpoints"
 KINDS = ("solved", "best", "latest", "previous")  # play.py takes the first kind that exists
-NEWEST = 5  # runs to name, where their folder was given in place of one
-SETTINGS = "settings"  # the key of the script and the hyperparameters
-EVENT_FILES = "events.out.tfevents.[1-9]*"  # those of curves, see ``lib.training.hparams``
+NEWEST = 5  # runs to list if the folder of all runs was given
+SETTINGS = "settings"  # key of the script and the hyperparameters
+EVENT_FILES = "events.out.tfevents.[1-9]*"  # of curves, see ``lib.training.hparams``
 REPLAY = ("buffer", "experience")  # an agent needs neither to play
-COUNTERS = (
-    "iteration", "frames", "episodes", "first_reward", "avg_reward", "reached", "update_due",
-)  # fmt: skip
+COUNTERS = ["iteration", "frames", "episodes", "update_due"]
+COUNTERS += ["first_reward", "avg_reward", "reached"]
 
 
 class CheckpointError(Exception):
-    """There is no checkpoint, or it cannot be used; the message says why in one line."""
+    """A checkpoint is missing or unusable; reading one raises this with a one-line reason."""
 
 
 def find_checkpoint(path: Path, *kinds: str) -> Path:
-    """A checkpoint, or the first of these kinds in a run folder; without any, of ``KINDS``.
-
-    Raises:
-        CheckpointError: if there is none.
-    """
+    """Return the file itself, or the first of these kinds (default: ``KINDS``) in a run folder."""
     for file in (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds or KINDS)):
         if file.is_file():
             return file
@@ -51,7 +43,7 @@ def find_checkpoint(path: Path, *kinds: str) -> Path:
 
 
 def list_runs(folder: Path, script: str = "*") -> str:
-    """The newest runs in a folder, as lines that ask to name one; empty if there are none."""
+    """Return lines that ask for one of the newest runs in a folder; empty if it has none."""
     runs = [run.parent for run in folder.glob(f"{script}-*/{FOLDER}")]
     runs.sort(key=lambda run: (run / FOLDER).stat().st_mtime, reverse=True)
     names = "".join(f"  {run}\n" for run in runs[:NEWEST])
@@ -59,11 +51,7 @@ def list_runs(folder: Path, script: str = "*") -> str:
 
 
 def read_latest(folder: Path) -> tuple[Path, dict[str, Any], str | None]:
-    """The file of the newest whole checkpoint, its content, and a line if a newer one is damaged.
-
-    Raises:
-        CheckpointError: if there is none.
-    """
+    """Return the newest whole checkpoint: file, content, and a notice if a newer one is damaged."""
     file = find_checkpoint(folder, "latest", "previous")
     try:
         return file, read_checkpoint(file), None
@@ -75,17 +63,13 @@ def read_latest(folder: Path) -> tuple[Path, dict[str, Any], str | None]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Load a checkpoint of this project.
-
-    Raises:
-        CheckpointError: if the file is damaged, or not a checkpoint of this project.
-    """
+    """Load a checkpoint of this project to the CPU."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if part := archive.testzip():  # it compares checksums; torch does not
+            if part := archive.testzip():  # compares checksums, as torch does not
                 raise zipfile.BadZipFile(f"the checksum of {part} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what a damaged file raises depends on where it is damaged
+    except Exception as error:  # depends on where the file is damaged
         reason = str(error).strip().split("\n")[0].split(". ")[0][:120] or type(error).__name__
         raise CheckpointError(f"{path} is damaged, or not a checkpoint: {reason}") from None
     if not isinstance(checkpoint, dict) or SETTINGS not in checkpoint:
@@ -94,11 +78,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def write_checkpoint(file: Path, contents: Mapping[str, Any]) -> None:
-    """Write a checkpoint; until it is on the disk, the one that it replaces stays there.
-
-    Raises:
-        OSError: it cannot be written; nothing was replaced.
-    """
+    """Write a checkpoint and replace the old one, or raise OSError and replace nothing."""
     file.parent.mkdir(exist_ok=True)
     written = file.with_suffix(".tmp")
     try:
@@ -108,7 +88,7 @@ def write_checkpoint(file: Path, contents: Mapping[str, Any]) -> None:
             os.fsync(stream.fileno())
     except BaseException as error:
         written.unlink(missing_ok=True)  # a full disk needs the room
-        cause = error.__context__  # torch's writer raises RuntimeError over what its stream raised
+        cause = error.__context__  # torch's writer wraps the error of its stream
         if isinstance(error, RuntimeError) and isinstance(cause, (OSError, KeyboardInterrupt)):
             raise cause from None
         raise
@@ -122,17 +102,14 @@ def save_checkpoints(
 ) -> None:
     """Save every ``--checkpoint-every`` updates and at the end; resume from ``run.checkpoint``.
 
-    Args:
-        engine: is saved at the end of an update.
-        run: has the settings, and the checkpoint to resume from.
-        saved: what a rung saves; each has ``state_dict`` and ``load_state_dict``.
-        figures: the same, for what ignite resets when the engine starts.
+    Each part of ``saved`` and ``figures`` has ``state_dict`` and ``load_state_dict``. Figures are
+    loaded once the engine has started, because ignite resets them then.
     """
     params, folder, state = run.params, run.folder / FOLDER, engine.state
     figures = {"progress": RunProgress(engine, run), **figures}
     best = -math.inf
     if run.checkpoint:
-        with suppress(CheckpointError):  # it is damaged, or not there
+        with suppress(CheckpointError):  # damaged or missing
             best = read_checkpoint(folder / "best.pt")["progress"]["avg_reward"]
         load_checkpoint(engine, run, saved, figures)
 
@@ -159,7 +136,7 @@ def save_checkpoints(
 def load_checkpoint(
     engine: Engine, run: Run, saved: dict[str, Any], figures: dict[str, Any]
 ) -> None:
-    """Resume from ``run.checkpoint``; only when all is loaded, the event files are cut."""
+    """Load ``run.checkpoint``; once everything is loaded, cut the event files."""
     checkpoint = run.checkpoint or {}
 
     def load(name: str, part: Any) -> None:
@@ -178,11 +155,11 @@ def load_checkpoint(
         for name, figure in figures.items():
             load(name, figure)
         place, goal = run.folder / FOLDER, checkpoint[SETTINGS]["hyperparameters"]["stop_reward"]
-        if (solved := place / "solved.pt").exists():  # it is not what is trained on from now on
+        if (solved := place / "solved.pt").exists():  # the agent of the goal before
             solved.replace(place / f"solved-{goal:g}.pt")
         if goal != run.params.stop_reward:
             engine.state.reached = dict.fromkeys(engine.state.reached, math.nan)
-        checkpoint["file"].replace(place / "latest.pt")  # where that is damaged
+        checkpoint["file"].replace(place / "latest.pt")  # in case that is damaged
         for name, length in lengths.items():
             file = run.folder / name
             if not length:
@@ -194,7 +171,7 @@ def load_checkpoint(
 
 
 def describe_settings(run: Run, net: Any) -> dict[str, Any]:
-    """Script, hyperparameters, preprocessing and network: to resume the run, or play its agent."""
+    """Describe script, settings and network, to resume the run or play its agent."""
     network = getattr(net, "network", net)  # of MixedWeights
     return {
         "script": run.script,
@@ -205,15 +182,15 @@ def describe_settings(run: Run, net: Any) -> dict[str, Any]:
 
 
 class RunProgress:
-    """The progress of a run: the engine's counters, random states, and lengths of event files."""
+    """The progress of a run: counters, random states, and lengths of the event files."""
 
     def __init__(self, engine: Engine, run: Run) -> None:
         self.engine, self.run = engine, run
-        # A GPU has random numbers of its own.
+        # A GPU has its own random numbers.
         self.gpu = None if run.device.type == "cpu" else torch.get_device_module(run.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; writes the event files to the disk first."""
+        """Write the event files to the disk, then return the progress."""
         self.run.tensorboard.writer.flush()
         files = list(self.run.folder.glob(EVENT_FILES))
         for file in files:  # a checkpoint must not outlive the points that it counts
@@ -232,4 +209,4 @@ class RunProgress:
         torch.set_rng_state(state["random"])
         settings = (self.run.checkpoint or {})[SETTINGS]["hyperparameters"]
         if self.gpu and torch.device(settings["device"]).type == self.run.device.type:
-            self.gpu.set_rng_state(state["device_random"])  # of another kind it would be useless
+            self.gpu.set_rng_state(state["device_random"])  # useless on another kind

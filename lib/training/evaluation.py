@@ -1,7 +1,6 @@
-"""A trained network plays whole games: the trial before training ends, and the games after it.
+"""Games of a trained network: the trial before training ends, and the games after it.
 
-They are played at once, in a vector environment. ``play.py`` plays one game after the other in a
-single environment, with every kind of start, and with pictures.
+A vector environment plays them all at once. ``play.py`` plays one by one, with pictures.
 """
 
 import statistics
@@ -35,15 +34,15 @@ from lib.training.run import Run
 from lib.transfer import upload
 
 EPISODES = 30
-TRIAL_NOOP_MAX = 60  # twice that of training, so that half of the starts are new ones
+TRIAL_NOOP_MAX = 60  # twice as in training, so that half of the starts are new
 EPSILON = 0.01
-SEED = 1_000_000  # of the first game; all games of training have larger ones
+SEED = 1_000_000  # of the first game; those of training are larger
 STICKY_EPISODES = 16  # in ALE: 14 CPU-seconds; 64 would take 50
 STICKY = 0.25  # as in ALE/Pong-v5
 
 
 def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
-    """A single environment for evaluation, with the states of training. ALE gets ``kwargs``."""
+    """Make one environment with the states of training; ``kwargs`` go to ALE."""
     p = preprocessing
     kwargs |= {"obs_type": "grayscale"} if p.vector_env else {}
     atari = make_atari(p.env, noop_max=p.noop_max, skip=p.skip, max_pool=p.max_pool, **kwargs)
@@ -62,7 +61,7 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
 def make_games(
     preprocessing: Preprocessing, seeds: np.ndarray, sticky: float = 0.0, **settings: Any
 ) -> StackedVectorEnv:
-    """Games with ALE's kind of start, to play at once: one for each of the seeds, int64 (n,)."""
+    """Make one game with ALE's kind of start per seed, int64 (n,), to play at once."""
     make = partial(ale_games, repeat_action_probability=sticky) if sticky else fast_games
     games = make(preprocessing.env, len(seeds), max_pool=preprocessing.max_pool, **settings)
     return StackedVectorEnv(games, preprocessing, seeds)
@@ -77,13 +76,12 @@ def play_games(
 ) -> Iterator[list[tuple[int, Episode]]]:
     """Play every game to its end, all at once.
 
-    ``q_function`` wants its states on ``device``. A game has random actions of its own. So if
-    ``q_function`` gives a state the same values in every batch, a game is the same whatever is
-    played beside it.
+    ``q_function`` takes states on ``device``. Each game draws its own random actions, so it does
+    not depend on the games beside it, unless ``q_function`` does.
 
     Yields:
-        While each step is played, the games that ended with the one before; each with its number,
-        from 0 on. Then those that ended last.
+        During each step, the games that ended with the step before, each with its number from 0
+        on. Then those that ended last.
     """
     randoms = [stream(seed, ACTIONS) for seed in games.seeds.tolist()]
     actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))
@@ -103,7 +101,7 @@ def play_games(
 
 
 def play_game(env: gym.Env, network: DQN, epsilon: float, seed: int) -> Episode:
-    """Play one game of ``make_env`` to its end on the CPU, as ``play_games`` plays a game."""
+    """Play one game of ``make_env`` on the CPU, with actions chosen as in ``play_games``."""
     random = stream(seed, ACTIONS)
     state, info = env.reset(seed=seed)
     steps = 0
@@ -119,17 +117,17 @@ def play_game(env: gym.Env, network: DQN, epsilon: float, seed: int) -> Episode:
 
 
 def evaluate(q_function: QFunction, run: Run) -> None:
-    """After a solved run: play 30 games with epsilon 0.01, then 16 with sticky actions.
+    """After a solved run, play 30 games with epsilon 0.01, then 16 with sticky actions.
 
-    The games are the same ones for all agents, and none of training. TensorBoard gets their
-    unclipped rewards as ``evaluation/reward`` and ``evaluation/sticky_reward`` when all have ended.
+    All agents play the same games, none of them from training. TensorBoard gets the unclipped
+    rewards at the end, as ``evaluation/reward`` and ``evaluation/sticky_reward``.
     """
     if not run.solved:
         return
     if run.signal is not None:
         print_line("no games after training: the run was interrupted")
         return
-    most = Preprocessing.noop_max - 2  # ALE draws 0 to 29 emulated frames, FIRE among them
+    most = Preprocessing.noop_max - 2  # ALE draws 0 to 29 emulated frames, FIRE included
     for tag, title, count, sticky in (
         ("reward", f"games after FIRE and up to {most} no-ops", EPISODES, 0.0),
         ("sticky_reward", f"sticky actions ({STICKY:g}), not required", STICKY_EPISODES, STICKY),
@@ -140,7 +138,7 @@ def evaluate(q_function: QFunction, run: Run) -> None:
         with tqdm(total=count, desc=title, miniters=0, **layout) as bar:
             played = play_games(games, q_function, EPSILON, run.params.temperature, run.device)
             for ended in played:
-                bar.update(len(ended))  # 0, too, so that its clock goes on
+                bar.update(len(ended))  # even by 0, so that its clock goes on
                 for number, game in ended:
                     rewards[number] = game.reward
         print_line(f"{title}, epsilon {EPSILON:g}:\n{describe(rewards)}")
@@ -150,10 +148,9 @@ def evaluate(q_function: QFunction, run: Run) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of a trial: games of the agent that would be saved, stopped at the first loss.
+    """The result of a trial: games of the agent that would be saved, until the first loss.
 
-    avg_reward speaks of an agent that goes on learning; frozen, it may lose the same point again
-    and again.
+    avg_reward measures an agent that keeps learning; frozen, it may repeat the same mistake.
     """
 
     games: int
@@ -166,33 +163,33 @@ class Trial:
 
     @property
     def mean(self) -> float:
-        """Reward of the games that ended; at least one has."""
+        """The mean reward of the games that ended, at least one."""
         return statistics.mean(self.rewards)
 
     @property
     def decided(self) -> bool:
-        """Whether the result is certain: one game was lost, or all have ended."""
+        """Whether a game was lost, or all have ended."""
         return len(self.rewards) == self.games or min(self.rewards, default=0) < 0
 
     @property
     def passed(self) -> bool:
-        """Whether all games were won, and their mean is ``--stop-reward`` or more."""
+        """Whether all games were won, with a mean of ``--stop-reward`` or more."""
         return self.won == self.games and self.mean >= self.goal
 
 
 def run_trial(agent: QFunction, engine: Engine, run: Run) -> Trial:
-    """Play ``--trial-games`` new games at once, with epsilon 0.01; signals end them, too.
+    """Play ``--trial-games`` new games at once, with epsilon 0.01, or until a signal arrives.
 
-    The seed and the frame of the engine decide which games. They begin with FIRE and up to 58
-    no-ops: with up to 28, as in training, they would all have starts that the agent has learned.
+    Seed and frame decide which games. They begin with FIRE and up to 58 no-ops; with up to 28, as
+    in training, the agent would know every start.
     """
     params = run.params
     seeds = game_seeds(params.seed, params.trial_games, TRIAL, engine.state.frames)
     trial = Trial(params.trial_games, rewards := [], params.stop_reward)
     engine.state.trial = trial
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # for so few states the others would only take cores from the games
-    # In two parts: one is played while the agent chooses the actions of the other.
+    torch.set_num_threads(1)  # more would only take cores from the games
+    # Two halves: one is played while the agent chooses actions for the other.
     parts = np.array_split(seeds, min(2, len(seeds)))
     halves = [make_games(params.preprocessing, part, noop_max=TRIAL_NOOP_MAX) for part in parts]
     with torch.no_grad():
@@ -209,31 +206,31 @@ def run_trial(agent: QFunction, engine: Engine, run: Run) -> Trial:
 
 
 def describe(rewards: Sequence[float]) -> str:
-    """Mean and spread of the rewards of games, in one line."""
+    """Describe mean and spread of the rewards of games in one line."""
     mean, deviation = statistics.mean(rewards), statistics.pstdev(rewards)
     text = f"{plural(len(rewards), 'game')}, mean {mean:.2f}, standard deviation {deviation:.2f}"
     return f"{text}, {min(rewards):.0f} to {max(rewards):.0f}"
 
 
 def read_agent(place: str | Path) -> tuple[DQN, Preprocessing]:
-    """``load_agent`` of this checkpoint, or of the best one in the folder of a run."""
+    """Load the agent of a checkpoint, or of the best one in a run folder."""
     return load_agent(read_checkpoint(find_checkpoint(Path(place))))
 
 
 def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
-    """The network of a checkpoint, ready to play on the CPU, and its preprocessing.
+    """Return the network of a checkpoint, on the CPU, and its preprocessing.
 
     Raises:
-        CheckpointError: if the weights do not fit it, or its game is none that is played here.
+        CheckpointError: the weights do not fit the network, or its game is not supported.
     """
     settings, weights = checkpoint[SETTINGS], checkpoint.get("net", {})
     try:
         spec = settings["network"]
-        earlier = {"vector_env": settings["script"] >= "05"}  # was not told by all versions
+        earlier = {"vector_env": settings["script"] >= "05"}  # not saved by earlier versions
         preprocessing = Preprocessing(**earlier | settings["preprocessing"])
         check_env_id(preprocessing.env)
         network = NETWORKS[spec["class"]](**spec["arguments"])
-        # Of 06 to 08: the averaged weights, or those in float32, without the moments of Adam.
+        # Of 06 to 08 take the averaged or the float32 weights, without Adam's moments.
         network.load_state_dict(weights.get("ema", weights.get("weights", weights)))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]

@@ -18,8 +18,8 @@ from lib.training.evaluation import read_agent
 from lib.training.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
-PLACES = ("cuda", "device", "play_device")  # where a run computes; a resumed one may move
-NEAR = 0.84  # alike enough to be a slip: seeds and --seed are, n-steps and --steps are not
+PLACES = ("cuda", "device", "play_device")  # where a run computes; it may move when resumed
+NEAR = 0.84  # similarity of a typo: seeds and --seed have it, n-steps and --steps do not
 SYNONYMS = {"gpu": "--cuda", "cpu": "--device cpu", "load": "--init-from", "games": "--episodes"}
 SYNONYMS |= dict.fromkeys(("n-envs", "num-envs"), "--envs")
 SYNONYMS |= dict.fromkeys(("logdir", "tensorboard-log", "run-name", "exp-name"), "--run-dir")
@@ -28,7 +28,7 @@ SYNONYMS |= {"buffer-size": "--replay-size", "learning-starts": "--replay-initia
 
 
 class FlagParser(OneLineParser):
-    """A parser whose flags may have underscores; for a wrong one it tells what is near."""
+    """A parser that accepts underscores in flags and suggests a flag for an unknown one."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         given = sys.argv[1:] if args is None else args
@@ -46,7 +46,7 @@ class FlagParser(OneLineParser):
 
 
 def shortened(name: str) -> str:
-    """The name of a setting as one short word."""
+    """Return the name of a setting as one short word."""
     return name.replace("learning_rate", "lr").replace("epsilon", "eps").replace("_", "")
 
 
@@ -65,7 +65,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
             if entry.metadata["group"] == title:
                 _add_flag(group, entry)
     given = vars(parser.parse_args(argv))
-    if empty := [name for name, value in given.items() if value == ""]:  # as of an unset variable
+    if empty := [name for name, value in given.items() if value == ""]:  # an unset shell variable
         parser.error(f"--{empty[0].replace('_', '-')}: must not be empty")
     params = options(**given)
     if given.get("cuda") is False and params.device.startswith("cuda"):
@@ -74,12 +74,12 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     if params.resume:
         settings, played, solved = _settings_of(params.resume, parser)
         if gone := sorted(settings.keys() - entries.keys()):
-            hint = f"an earlier version began the run in {params.resume}, so resume it with that"
+            hint = f"an earlier version began the run in {params.resume}, so use that"
             parser.error(f"--resume: this version has no setting {', '.join(gone)}: {hint}")
         place = Path(params.resume).resolve().parent
         if "run_dir" in given and Path(params.run_dir).resolve() != place:
             parser.error(f"--run-dir: a resumed run stays in its folder, {params.resume}")
-        # The resumed run has these settings by default; only some of them may change.
+        # These are the defaults of the resumed run; only some of them may change.
         kept = {name: v for name, v in settings.items() if name not in ("run_dir", "resume")}
         if kept["max_frames"] <= played:  # this limit was reached
             del kept["max_frames"]
@@ -101,13 +101,13 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     if 0 < params.max_frames <= played:
         parser.error(f"--max-frames: the run in {params.resume} has played {played:,} frames")
     if solved and params.stop_reward <= (goal := settings["stop_reward"]):
-        on = f"play.py plays its agent, and a --stop-reward above {goal:g} trains it on"
+        on = f"watch it with play.py, or train on with a --stop-reward above {goal:g}"
         parser.error(f"--resume: the run in {params.resume} is solved: {on}")
     return params
 
 
 def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], int, bool]:
-    """Hyperparameters and frames of a run of this script to resume, and whether it is solved."""
+    """Return settings and frames of the run to resume, and whether it is solved."""
     script, place, kept = Path(parser.prog).stem, Path(folder), Path(folder, checkpoints.FOLDER)
     if not place.is_dir():
         new = f"{folder} is a file: a new run can begin with --init-from {folder}"
@@ -122,7 +122,7 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str
         parser.error(f"--resume: {error}")
     settings, frames = checkpoint[checkpoints.SETTINGS], checkpoint["progress"]["frames"]
     if "hyperparameters" not in settings:
-        parser.error(f"--resume: {file} is an agent without its run: play.py plays it")
+        parser.error(f"--resume: {file} is an agent without its run: watch it with play.py")
     if settings["script"] != script:
         parser.error(f"--resume: the run in {folder} is a run of {settings['script']}.py")
     solved = False
@@ -130,12 +130,12 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str
         if (file := kept / "solved.pt").exists():
             solved = checkpoints.read_checkpoint(file)["progress"]["frames"] == frames
     except checkpoints.CheckpointError as damage:
-        print_line(f"{damage}; the run is resumed all the same")
+        print_line(f"{damage}; resuming anyway")
     return settings["hyperparameters"], frames, solved
 
 
 def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
-    """Without a default: only what is given is a value, and the options know the others."""
+    """Add a flag without a default, so that the parser returns only the given ones."""
     meta, flag = entry.metadata, "--" + entry.name.replace("_", "-")
     kind, default = meta["type"], entry.default
     if kind is bool:
@@ -143,7 +143,7 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
     default = "" if default in (None, "") else f" (default: {default})"
     keywords = {"default": argparse.SUPPRESS, "help": meta["help"] + default}
     if kind is bool:
-        # Each gets a --no-... flag, too: a resumed run has it on, if the run before had it on.
+        # --no-... switches off in a resumed run what was on before.
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, **keywords)
         return
     parser.add_argument(
@@ -156,10 +156,10 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
 
 
 def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callable[[str], Any]:
-    """What makes a number of the text of a flag, and checks it against its limits."""
+    """Return a function that makes a number of a flag's text, and checks its limits."""
 
     def convert(text: str) -> Any:
-        # A whole number, also as 100_000, 100,000 or 1e5; in others a comma may be a point.
+        # Accept 100_000, 100,000 and 1e5; in a float, a comma may be a decimal point.
         grouped = kind is int and re.fullmatch(r"\d{1,3}(,\d{3})+", text)
         digits = text.replace(",", "") if grouped else text
         try:

@@ -1,6 +1,6 @@
 """Everything around the updates, as ignite handlers: reward, FPS, stopping, TensorBoard.
 
-The handlers keep their figures in the engine's state, beside those of ``lib.training.play``:
+The engine's state has their figures, beside those of ``lib.training.play``:
 
     first_reward   of the first episode
     avg_reward     smoothed exponentially, from the first episode on
@@ -36,7 +36,7 @@ FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
 CHECK_EVERY = 1_000  # updates between checks whether the network has died
 ALPHA = 0.98  # of the smoothed reward and loss
-TRIAL_EVERY = 25  # episodes between trials of the agent; of over 100 games a quarter as many
+TRIAL_EVERY = 25  # episodes between trials; with over 100 games, a quarter of their number
 
 
 def attach_handlers(
@@ -48,17 +48,15 @@ def attach_handlers(
 ) -> None:
     """Attach all handlers of a rung: reward, FPS, TensorBoard, checkpoints, stopping.
 
-    The engine's process function returns the loss as a detached tensor, which stays on its
-    device. Nothing here waits for the device more often than every ``LOG_EVERY`` updates.
+    They wait for the device at most every ``LOG_EVERY`` updates.
 
     Args:
-        engine: makes the updates.
-        run: what ``lib.training.launch.launch`` gave.
+        engine: makes the updates, and returns each loss as a detached tensor on its device.
         epsilon: the schedule, by frame.
-        saved: what checkpoints store besides the counters, with the network as ``net``; each has
-            ``state_dict`` and ``load_state_dict``. If the run is resumed, they are loaded here.
-        make_agent: gives the agent that would be saved now, which then has to win games before
-            training ends, see ``lib.training.evaluation``; None: avg_reward alone decides.
+        saved: parts of checkpoints, each with ``state_dict`` and ``load_state_dict``; one is
+            ``net``. If the run is resumed, they are loaded here.
+        make_agent: returns the agent that would be saved now. Its trial decides whether training
+            ends, see ``lib.training.evaluation``; None: avg_reward alone decides.
     """
     engine.logger = Logger("unheard", CRITICAL + 1)  # lib.training.launch reports a failure, once
     if run.params.init_from and not run.checkpoint:
@@ -107,10 +105,10 @@ def track_reward(engine: Engine) -> None:
 def stop_when_solved(
     engine: Engine, goal: float | None, passes: Callable[[], bool], trial_every: int = TRIAL_EVERY
 ) -> None:
-    """Stop when the game is solved: not before the first update, and never without a goal.
+    """Stop when the game is solved, but not before the first update or without a goal.
 
-    ``passes`` is asked whether it is, when avg_reward has reached the goal, and again after
-    ``trial_every`` episodes. Curves and terminal have the game that brought it there before.
+    Once avg_reward has reached the goal, ``passes`` decides, again every ``trial_every`` episodes.
+    Attach this after curves and terminal, so that they show the decisive game first.
     """
     state = engine.state
     next_trial = 0
@@ -118,7 +116,7 @@ def stop_when_solved(
     @engine.on(PlayEvents.EPISODE_COMPLETED)
     def look() -> None:
         nonlocal next_trial
-        # Games that end in the step that solved it change nothing.
+        # More games may end in the step that solved it.
         if goal is None or state.avg_reward < goal or not state.iteration or state.solved:
             return
         if math.isnan(state.reached["frames"]):
@@ -133,29 +131,25 @@ def stop_when_solved(
 
 
 def load_weights(saved: dict[str, Any], run: Run) -> None:
-    """Load the weights of ``--init-from`` into the networks; all else starts anew.
-
-    Raises:
-        CheckpointError: they are those of another network.
-    """
+    """Load the weights of ``--init-from``, or raise CheckpointError if they do not fit."""
     weights = read_agent(place := run.params.init_from)[0].state_dict()
     try:
         for part in (saved[name] for name in ("net", "target_net") if name in saved):
-            state = part.state_dict()  # of 06 to 08 with Adam's moments, and the average
+            state = part.state_dict()  # in 06 to 08 also Adam's moments and an average
             parts = dict.fromkeys({"weights", "ema"} & state.keys(), weights)
             part.load_state_dict(state | parts if parts else weights)
     except (KeyError, RuntimeError):
-        message = f"--init-from: the network of {place} is not that of {run.script}"
+        message = f"--init-from: the network of {place} does not fit {run.script}"
         raise CheckpointError(message) from None
     print_line(f"begins with the weights of {place}")
 
 
 class Speed:
-    """Measures time and frames per second, separately for each phase."""
+    """The clock of a run: time, and frames per second of each phase."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        # If a run is resumed: its seconds so far, and the seconds and frames of its training.
+        # Of a resumed run: its seconds so far, and the seconds and frames of its training.
         self.before = (0.0, 0.0, 0)
         state = engine.state
         state.phase, state.fps, state.avg_fps, state.time_passed = "filling", 0.0, 0.0, 0.0
@@ -167,12 +161,10 @@ class Speed:
         engine.add_event_handler(Events.COMPLETED, self.end)
 
     def start(self) -> None:
-        """Start all clocks; each remembers when it began, and at which frame."""
         self.began = time.perf_counter() - self.before[0]
         self.phase_began = self.lap_began = (time.perf_counter(), self.engine.state.frames)
 
     def training_begins(self) -> None:
-        """Begin the training phase, before the first update."""
         self.engine.remove_event_handler(self.training_begins, Events.ITERATION_STARTED)
         self.measure()
         self.engine.fire_event(PlayEvents.TRAINING_BEGINS)
@@ -201,7 +193,7 @@ class Speed:
             self.lap_began = (now, state.frames)
 
     def trained(self) -> tuple[float, int]:
-        """Seconds and frames of training so far."""
+        """Return seconds and frames of training so far."""
         _, seconds, frames = self.before
         if self.engine.state.phase == "filling":
             return seconds, frames
@@ -209,13 +201,12 @@ class Speed:
         return seconds + time.perf_counter() - began, frames + self.engine.state.frames - first
 
     def end(self) -> None:
-        """The last measurement is that of training, also if a resumed run made no update."""
+        """Measure training as a whole, even if a resumed run made no update."""
         self.measure()
         seconds, frames = self.trained()
         self.engine.state.avg_fps = frames / seconds if frames > 0 else math.nan
 
     def state_dict(self) -> dict[str, float]:
-        """For a checkpoint: the time so far, and the time of training."""
         seconds, frames = self.trained()
         passed = time.perf_counter() - self.began
         return {"seconds": passed, "training_seconds": seconds, "training_frames": frames}
@@ -229,20 +220,18 @@ class Speed:
 class AverageLoss:
     """Exponential moving average of the loss, computed every ``LOG_EVERY`` updates.
 
-    Until then losses stay on their device as they are: to smooth them there would take more kernels
-    than some updates.
+    Smoothing every loss on its device would take more kernels than some updates.
     """
 
     def __init__(self) -> None:
         self._value: torch.Tensor | None = None
-        self._losses: list[torch.Tensor] = []  # since it was known
+        self._losses: list[torch.Tensor] = []  # since the last ``compute``
 
     def add(self, engine: Engine) -> None:
-        """Take the loss of an update."""
         self._losses.append(engine.state.output)
 
     def compute(self) -> float:
-        """The average now; this waits for the device."""
+        """Wait for the device, and return the average."""
         losses, self._losses = self._losses, []
         for loss in torch.stack([*map(torch.as_tensor, losses)]).cpu() if losses else ():
             kept = self._value
@@ -258,7 +247,7 @@ class AverageLoss:
 
 
 def track_loss(engine: Engine) -> AverageLoss:
-    """Smooth the loss, and fail when it is not finite."""
+    """Smooth the loss; raise Failure if it is not finite."""
     average = AverageLoss()
     engine.add_event_handler(Events.ITERATION_COMPLETED, average.add)
 
@@ -275,15 +264,14 @@ def track_loss(engine: Engine) -> AverageLoss:
 def warn_if_network_died(engine: Engine, net: Any) -> None:
     """Warn once if the first layer's weights did not change in 1,000 updates.
 
-    Then all units of a later layer are 0 in every state (dead ReLUs): no gradient reaches the first
-    layer, now or later, and all states have the same values.
+    Then a later layer is 0 in every state (dead ReLUs), and no gradient ever gets past it.
     """
     looks = Events.ITERATION_COMPLETED(every=CHECK_EVERY)
     last: torch.Tensor | None = None
 
     def look() -> None:
         nonlocal last
-        state = net.state_dict()  # of 06 to 08 with Adam's moments beside the weights
+        state = net.state_dict()  # in 06 to 08 also Adam's moments
         first = next(iter(state.get("weights", state).values())).clone()
         if last is not None and torch.equal(first, last):
             print_line(
@@ -299,8 +287,7 @@ def warn_if_network_died(engine: Engine, net: Any) -> None:
 def stop_early(engine: Engine, run: Run) -> None:
     """Stop after ``--max-frames``, or on a signal; a second Ctrl-C stops at once.
 
-    The iteration is finished before. ignite would also stop between a batch and its update, which
-    would be counted and never made.
+    The update is finished first. By itself, ignite may stop before an update that it has counted.
     """
 
     def stop(number: int, _: object) -> None:
@@ -312,18 +299,18 @@ def stop_early(engine: Engine, run: Run) -> None:
         if run.signal is not None or 0 < run.params.max_frames <= engine.state.frames:
             engine.terminate()
 
-    engine.add_event_handler(Events.STARTED, on_signals, stop, stop)
+    engine.add_event_handler(Events.STARTED, on_signals, stop)
 
 
 def end_training(engine: Engine, run: Run) -> None:
-    """Write the outcome when training ends, also by a second Ctrl-C, and give the signals back.
+    """Write the outcome when training ends, even by a second Ctrl-C, and reset the signals.
 
-    A failed run has none. The last checkpoint comes before it, the games after training follow.
+    A failed run has no outcome. Attach this after the checkpoints: the last one is saved first.
     """
 
     @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
     def end(engine: Engine, error: BaseException | None = None) -> None:
-        ended = engine.should_terminate or run.signal is not None  # else its player was lost
+        ended = engine.should_terminate or run.signal is not None  # otherwise its player was lost
         has_outcome = isinstance(error, KeyboardInterrupt) if error else ended
         if has_outcome and run.outcome is None:
             run.write_outcome(engine.state)
@@ -335,7 +322,7 @@ def end_training(engine: Engine, run: Run) -> None:
 def log_to_tensorboard(
     engine: Engine, logger: TensorboardLogger, epsilon: Schedule, envs: int = 1
 ) -> None:
-    """Write the curves: per episode, per frames while filling, per updates while training."""
+    """Write the curves: by episode, by frame while filling, by update while training."""
     state = engine.state
 
     def write(folder: str, step: int, **figures: float) -> None:

@@ -1,9 +1,8 @@
-"""A run in TensorBoard's HPARAMS tab: its settings, its machine, and its outcome.
+"""A run in TensorBoard's HPARAMS tab: settings, machine, and outcome.
 
-The tab takes its columns from the first run that it finds, so each run names the columns of all
-rungs. It shows five settings, which ``differs`` marks, and five figures of the outcome; the others
-can be ticked. The settings have an event file of their own, which is read before the curves:
-TensorBoard keeps what it reads first, and a resumed run may have other settings.
+The tab takes its columns from the first run, so each run names those of all rungs. It shows five
+settings, marked with ``differs``, and five outcomes; the others can be ticked. TensorBoard keeps
+what it reads first, so settings, which change when a run is resumed, have a file before the curves.
 """
 
 import time
@@ -20,7 +19,7 @@ SHOWN = ["batch_size", "envs", "learning_rate", "script", "seed"]
 FILE = "events.out.tfevents.0.hparams"
 OUTCOME = ["fps", "minutes", "avg_reward", "solved", "frames", "updates", "episodes", "seconds"]
 OUTCOME += ["reached_frames", "reached_minutes"]
-# Settings that only some rungs have; a test says which are missing here.
+# Settings of some rungs only; a test names any that are missing.
 NUMBERS = ["stop_reward", "replay_size", "replay_initial", "target_sync", "envs", "steps"]
 NUMBERS += ["stack", "rollout", "sync_frames", "player_timeout", "noop_max", "max_pool", "skip"]
 NUMBERS += ["episodic_life", "fire_reset", "clip_reward", "any_game", "learning_rate_final"]
@@ -32,7 +31,7 @@ TEXTS = ["init_from", "play_device", "resize", "precision", "address", "left_out
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """List a run by its settings and its machine, in place of what was listed before."""
+    """Write the settings and the machine of a run, in place of earlier ones."""
     settings = {name: value for name, value in settings.items() if value is not None}
     every = dict.fromkeys(TEXTS, "") | dict.fromkeys(NUMBERS, 0.0) | settings
     columns, *_ = hparams(every, {f"outcome/{name}": 0.0 for name in OUTCOME})

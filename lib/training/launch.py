@@ -37,7 +37,7 @@ from lib.training.checkpoints import (
 from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, free_cores, prepare_torch, process_as_before
 from lib.training.options import Options
-from lib.training.run import Failure, Run, Terminated, describe_device_error, end_on_signals
+from lib.training.run import Failure, Run, describe_device_error, end_on_signals
 
 MOST_LETTERS = 60  # of the settings in the name of a run folder
 
@@ -48,9 +48,8 @@ def launch(
 ) -> NoReturn:
     """Run a rung as a program.
 
-    Exit codes: 0 solved or frame limit reached, 1 failure, 2 bad arguments, 130 Ctrl-C, 143
-    SIGTERM, 129 SIGHUP (a closed terminal), 138 SIGUSR1. A signal in the games after training
-    leaves a solved run solved: 0. Every expected failure is one line on standard error.
+    Exit codes: 0 solved (even if a signal ends the games after training) or frame limit reached,
+    1 failure (in one line), 2 bad arguments, 128 + the signal that ended training (130: Ctrl-C).
     """
     script, folder, lock = Path(sys.argv[0]).stem, None, None
     open_streams()
@@ -63,7 +62,7 @@ def launch(
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)  # where streams and graphs are made
         prepare_torch(params.seed)
-        # Cores are looked at only if the threads depend on them.
+        # Counting free cores takes a while, so only if the threads depend on them.
         free = cores() if params.threads or device.type != "cpu" else free_cores()
         torch.set_num_threads(params.torch_threads(min(free, torch.get_num_threads())))
         try:
@@ -79,12 +78,11 @@ def launch(
         text = f"{script} in {precision} on {text}"
         print_line(textwrap.fill(text, 80, subsequent_indent="  "))
         if free < cores():
-            cause = "torch gets no more threads (see --threads)"
-            print_line(f"{free} of {cores()} cores free: {cause}")
+            print_line(f"{free} of {cores()} cores free, so torch uses no more (see --threads)")
         for notice in params.notices():
             print_line(notice)
         if params.stop_reward is None:
-            print_line("no goal: it trains until --max-frames, a --stop-reward, or Ctrl-C")
+            print_line("no goal: set --stop-reward or --max-frames, or stop the run with Ctrl-C")
         if checkpoint:
             frames, updates = (checkpoint["progress"][name] for name in ("frames", "iteration"))
             print_line(f"resumed after {plural(frames, 'frame')}, {plural(updates, 'update')}")
@@ -96,7 +94,7 @@ def launch(
         with open_event_file(folder) as tensorboard:
             run = Run(params, device, folder, tensorboard, script, checkpoint, machine=machine)
             del checkpoint  # the run has it, and drops it when it has started
-            if not params.resume:  # else when it is known to work
+            if not params.resume:  # otherwise once the checkpoint is loaded
                 run.write_settings()
             try:
                 train(params, run)
@@ -104,7 +102,7 @@ def launch(
                 if run.signal is not None or not run.solved:  # training itself was interrupted
                     raise
                 print_line("the games after training were cut short")
-        gc.collect()  # engine and handlers are a circle: torch's memory should not outlive them
+        gc.collect()  # engine and handlers refer to each other, and hold torch's memory
         print_outcome(run)
         if run.signal is None or run.solved:
             sys.exit(0)
@@ -122,22 +120,22 @@ def launch(
     except KeyboardInterrupt as error:
         print_line(f"{script}: interrupted", sys.stderr)
         print_resume_command(folder)
-        sys.exit(128 + (error.args[0] if isinstance(error, Terminated) else signal.SIGINT))
+        sys.exit(128 + next(iter(error.args), signal.SIGINT))  # a second Ctrl-C has no number
     finally:
         if lock:
             lock.release()
 
 
 def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
-    """Stay silent about OSError: TensorBoard raises it again in the loop, see ``launch``."""
+    """Ignore OSError, which TensorBoard raises again in the loop, see ``launch``."""
     if not isinstance(args.exc_value, OSError):
         threading.__excepthook__(args)
 
 
 def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | None, FileLock]:
-    """The folder of the run, its latest checkpoint if it is resumed, and its lock.
+    """Return the run's folder, its latest checkpoint if it is resumed, and its lock.
 
-    The lock is the operating system's: it ends with its process, even if that is killed.
+    The operating system releases the lock when the process ends, even if it is killed.
     """
     folder = Path(params.resume) if params.resume else make_folder(params, script)
     lock = FileLock(folder / "lock", blocking=False, thread_local=False, preserve_lock_file=True)
@@ -154,8 +152,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # What was logged after it is cut off when all is loaded, not before. Files that it does not
-    # know are from a resumed run that saved no checkpoint.
+    # ``load_checkpoint`` cuts the files to these lengths. The checkpoint does not know those (0) of
+    # a resumed run that saved none.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}
@@ -163,7 +161,10 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
 
 
 def open_event_file(folder: Path) -> TensorboardLogger:
-    """A new event file; TensorBoard reads them by name, which begins with a machine's time."""
+    """Open a new event file, which TensorBoard reads after the earlier ones.
+
+    The time in a name decides the order, and the clock of an earlier machine may have been ahead.
+    """
     times = [int(file.name.split(".")[3]) for file in folder.glob(EVENT_FILES)]
     with patch("time.time", return_value=max([time.time(), *(last + 1 for last in times)])):
         return TensorboardLogger(folder, flush_secs=5)  # new points are shown within seconds
@@ -184,15 +185,15 @@ def make_folder(params: Options, script: str) -> Path:
 
 
 def changed(params: Options) -> list[str]:
-    """The settings that differ from the defaults, abbreviated, for the name of the run's folder.
+    """Abbreviate the settings that differ from the defaults, for the name of the run folder.
 
-    Those that may change when it is resumed are left out, and so is what would make it too long.
+    Leave out those that may change when it is resumed, and those that make the name too long.
     """
     usual = replace(type(params)(), device=params.device, cuda=params.cuda, amp=params.amp)
     usual, parts = usual.resolved(), list[str]()
     for entry in reversed(fields(params)):  # the rung's own come first
         value, name = getattr(params, entry.name), shortened(entry.name)
-        # In the name already, or never.
+        # in the name already, or never
         excluded = entry.metadata["may_change"] or entry.name in ("seed", "env", "init_from")
         if not excluded and value != getattr(usual, entry.name):
             number = f"{value:g}" if isinstance(value, float) else value
@@ -206,7 +207,7 @@ def changed(params: Options) -> list[str]:
 
 
 def print_outcome(run: Run) -> None:
-    """Print how training ended: what it reached, and after how long, as the book does."""
+    """Print the outcome of training, and how long it took, as the book does."""
     outcome = run.outcome or {}
     fps, time_passed = outcome["fps"], timedelta(seconds=int(outcome["seconds"]))
     reward = f"avg_reward {outcome['avg_reward']:.2f}" if outcome["episodes"] else "no game ended"

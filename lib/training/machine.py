@@ -1,4 +1,4 @@
-"""The machine of a run: what it is, and torch's switches on it."""
+"""The machine of a run: its description, and torch's switches."""
 
 import ctypes
 import os
@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from lib.devices import cores
-from lib.training.run import WARNINGS, set_signals
+from lib.training.run import SIGNALS, set_signals
 
 LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
@@ -29,21 +29,20 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 def prepare_torch(seed: int) -> None:
     """Seed torch and set its global switches; every process of a run does this first."""
     torch.manual_seed(seed)
-    # A CPU can be many times slower with numbers below 1e-38. Adam's moments of a unit that is
-    # never active become that small. Threads inherit this setting, so it comes before them.
+    # Numbers below 1e-38 slow some CPUs down many times, and Adam's moments of inactive units get
+    # that small. Threads inherit this setting, so it comes before them.
     torch.set_flush_denormal(True)
     if torch.cuda.is_available():
-        # Use TF32 for matrix products, as convolutions do by default: where the GPU has units for
-        # it, inputs are rounded to 10 bits of mantissa, and sums stay float32.
+        # TF32, convolutions' default: if the GPU has units for it, inputs are rounded to 10 bits of
+        # mantissa, and sums stay float32.
         torch.backends.cuda.matmul.allow_tf32 = True
     keep_freed_memory()
 
 
 @contextmanager
 def process_as_before() -> Iterator[None]:
-    """Put back signals, hooks and torch's switches at the end: a notebook's process lives on."""
-    numbers = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
-    handlers = {n: handler for n in numbers if (handler := signal.getsignal(n)) is not None}
+    """Restore signals, hooks and torch's switches at the end, because a notebook lives on."""
+    handlers = {n: handler for n in SIGNALS if (handler := signal.getsignal(n)) is not None}
     hook, matmul = threading.excepthook, torch.backends.cuda.matmul
     tf32, threads = matmul.allow_tf32, torch.get_num_threads()
     flushed = not torch.full((), 1e-39).mul(1)
@@ -58,16 +57,14 @@ def process_as_before() -> Iterator[None]:
         if "torch._dynamo" in sys.modules:  # see ``lib.learning.compiled_update``
             torch.compiler.set_stance("default")
         if torch.cuda.is_initialized():
-            with suppress(RuntimeError):  # a GPU that has failed
+            with suppress(RuntimeError):  # the GPU has failed
                 torch.cuda.set_device(gpu)
 
 
 def keep_freed_memory() -> None:
-    """Let the C library reuse freed blocks instead of giving them back to the kernel.
+    """Let glibc keep freed blocks of 1 to 15 MB, which the next update on the CPU needs again.
 
-    An update on the CPU frees blocks of 1 to 15 MB and soon needs them again. By default glibc
-    returns them, and the kernel must clear thousands of pages for each update. At 96 samples this
-    took 8 of 36 ms.
+    By default the kernel clears thousands of pages per update, which took 8 of 36 ms at 96 samples.
     """
     # glibc has ``mallopt``, musl does not.
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
@@ -76,22 +73,22 @@ def keep_freed_memory() -> None:
 
 
 def free_cores() -> int:
-    """How many of the cores that this process may use no other program uses now; 1 or more.
+    """Count the cores of this process that no other program uses now; 1 or more.
 
-    Two threads of an update wait for each other. If another program has one of two cores, they make
-    a tenth of the updates, and one thread nearly all that it makes alone.
+    An update's threads wait for each other: with another program on one of two cores, two threads
+    make a tenth of the updates, but one thread nearly as many as alone.
     """
     busy = psutil.cpu_percent(0.3, percpu=True)
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
         mine = os.sched_getaffinity(0)
-        if max(mine) >= len(busy):  # in a container they are counted anew
+        if max(mine) >= len(busy):  # a container may number them anew
             return cores()
         busy = [busy[core] for core in mine]
     return min(cores(), max(1, round(len(busy) - sum(busy) / 100)))
 
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
-    """The machine and the versions, the most important first."""
+    """Describe the machine and the versions of libraries, the most important first."""
     gpu = "Apple" if device.type == "mps" else "none"
     if device.type == "cuda":
         has_tf32 = torch.cuda.get_device_capability(device) >= (8, 0)  # see prepare_torch

@@ -1,8 +1,7 @@
-"""Playing, for the ignite engine: its events, and where the engine's batches come from.
+"""Playing, for the ignite engine: its events, and the source of the batches.
 
-One iteration of the engine is one update. Experience arrives between iterations. It also arrives
-while the replay buffer is filled, before the first iteration. So playing has events of its own,
-fired by ``record_frames``. Their counters are in the engine's state:
+One iteration of the engine is one update. Experience arrives between iterations, and before the
+first one, so playing has its own events, fired by ``record_frames``. The engine's state has:
 
     frames, episodes   so far
     episode            the last whole game
@@ -29,18 +28,15 @@ class PlayEvents(EventEnum):
     BOUND_REWARD_REACHED = "reached"  # avg_reward reached --stop-reward for the first time
     TRIAL_STEP = "trying"  # a step of all games of a trial
     TRIAL_COMPLETED = "tried"  # the agent that would be saved has played its trial
-    SOLVED = "solved"  # avg_reward is there, and the agent passed its trial, if it has one
+    SOLVED = "solved"  # avg_reward reached it, and the agent passed its trial, if any
 
 
-# Their counters in the engine's state, which ignite begins with 0.
+# Counters in the engine's state, which ignite sets to 0.
 COUNTERS = {PlayEvents.FRAMES_PLAYED: "frames", PlayEvents.EPISODE_COMPLETED: "episodes"}
 
 
 def logged_episodes(envs: int) -> CallableEventWithFilter:
-    """The event of the games that are logged: all of them, or one in ``envs`` / 256.
-
-    Thousands of games end in such numbers that their lines and points would take seconds.
-    """
+    """Return the event of logged games: all, or one in ``envs`` / 256 because logging is slow."""
     return PlayEvents.EPISODE_COMPLETED(every=max(1, envs // 256))  # type: ignore[operator]
 
 
@@ -51,17 +47,15 @@ def batch_generator(
     initial: int,
     batch_size: int | None,
 ) -> Iterator[Batch | None]:
-    """The engine's batches: play, store, and sample once there are enough transitions.
+    """Yield the engine's batches: play, store, and sample once there are enough transitions.
 
     Args:
-        engine: is told of frames and episodes as they arrive.
         experience: yields lists of new steps, one list per update.
-        buffer: stores them.
         initial: transitions to store before the first batch.
         batch_size: transitions per batch; None: the update samples them itself.
     """
     state = engine.state
-    # The first turn plays nothing: a resumed run may have ended just before an update.
+    # Begin without playing: a resumed run may have stopped just before an update.
     for steps in chain([()], experience):
         buffer.extend(steps)
         games = [game for new in steps for game in new.episodes]  # one per frame: ended, or None

@@ -1,4 +1,4 @@
-"""What a rung gets of its run: settings, device, folder, records; and how a run fails."""
+"""A run as its rung sees it: settings, device, folder and records, signals and failures."""
 
 import math
 import signal
@@ -19,16 +19,11 @@ from lib.seeds import resumed_seed
 from lib.training import hparams
 from lib.training.options import Options
 
-# What torch has no exception of its own for, cuDNN's and cuBLAS's errors among them.
+# Errors without an exception class in torch, such as those of cuDNN and cuBLAS.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
-Handler = Callable[[int, Any], Any]  # of a signal
 # A closed terminal, and what batch systems send before they kill; Windows has none of them.
-_names = "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"
-WARNINGS = [getattr(signal, name) for name in _names if hasattr(signal, name)]
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM or a warning, whose number this holds, ends the program as Ctrl-C does."""
+WARNINGS = [n for n in signal.Signals if n.name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *WARNINGS)  # they end a run
 
 
 class Failure(RuntimeError):  # noqa: N818, it is how a run ends
@@ -37,7 +32,7 @@ class Failure(RuntimeError):  # noqa: N818, it is how a run ends
 
 @dataclass
 class Run(Generic[Options]):
-    """A run: what ``train`` gets besides its settings."""
+    """A run, as the function ``train`` of a rung gets it."""
 
     params: Options
     device: torch.device
@@ -54,7 +49,7 @@ class Run(Generic[Options]):
         return self.outcome is not None and bool(self.outcome["solved"])
 
     def write_outcome(self, state: State) -> None:
-        """Write the outcome to TensorBoard: training has ended."""
+        """Set the outcome, and write it to TensorBoard."""
         self.outcome = {
             "frames": state.frames,
             "updates": state.iteration,
@@ -67,7 +62,7 @@ class Run(Generic[Options]):
             **{f"reached_{name}": value for name, value in state.reached.items()},
         }
         for name, value in self.outcome.items():
-            if math.isfinite(value):  # FPS are not before training, avg_reward before an episode
+            if math.isfinite(value):  # no FPS without training, no avg_reward without an episode
                 self.tensorboard.writer.add_scalar(f"outcome/{name}", value)
         *_, ended = summary.hparams({}, {})
         self.tensorboard.writer.file_writer.add_summary(ended)
@@ -75,12 +70,12 @@ class Run(Generic[Options]):
 
     @property
     def frames_before(self) -> int:
-        """Frames played before the checkpoint that this run resumes from; 0 in a new run."""
+        """Frames of the checkpoint that this run resumes from; 0 in a new run."""
         return self.checkpoint["progress"]["frames"] if self.checkpoint else 0
 
     @property
     def games_seed(self) -> int:
-        """The seed of games in this process: other ones follow when the run is resumed."""
+        """The seed of this process's games; a resumed run plays other ones."""
         return resumed_seed(self.params.seed, self.frames_before)
 
     def write_settings(self) -> None:
@@ -90,51 +85,48 @@ class Run(Generic[Options]):
         hparams.write_settings(self.folder, settings)
 
     def autocast(self) -> torch.autocast:
-        """bfloat16 where it is safe, if ``--amp`` was given."""
+        """Return a context that computes in bfloat16 where it is safe, if ``--amp`` was given."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.params.amp)
 
 
 def end_on_signals() -> None:
     """Let signals end the program at once; ``lib.training.handlers`` changes that in training."""
-    on_signals(signal.default_int_handler, _terminate)
+    on_signals(_terminate)
 
 
-def on_signals(interrupt: Handler, terminate: Handler) -> None:
-    """Handle Ctrl-C, SIGTERM and ``WARNINGS``, but what is ignored, as SIGHUP by ``nohup``."""
+def on_signals(handler: Callable[[int, Any], Any]) -> None:
+    """Handle Ctrl-C, SIGTERM and ``WARNINGS``, except ignored ones: SIGHUP under ``nohup``."""
     asked = [number for number in WARNINGS if signal.getsignal(number) is not signal.SIG_IGN]
-    set_signals({signal.SIGINT: interrupt} | dict.fromkeys([signal.SIGTERM, *asked], terminate))
+    set_signals(dict.fromkeys([signal.SIGINT, signal.SIGTERM, *asked], handler))
 
 
 def set_signals(handlers: Mapping[int, Any]) -> None:
-    """Set handlers of signals; in a thread that is not the main one Python can set none."""
+    """Set handlers of signals; do nothing outside the main thread, as Python allows none there."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def describe_device_error(error: Exception) -> str | None:
-    """The error of the GPU, or of memory, in one line; None if it is another kind of error.
-
-    A GPU reports an error late, at whatever call comes next.
-    """
+    """Describe an error of the GPU or of memory in one line; None if it is of another kind."""
     line = str(error).strip().split("\n")[0]
     if isinstance(error, MemoryError) or "can't allocate memory" in line:
         return f"out of memory: {line or 'Python'}; a smaller --replay-size may fit"
     if "shared memory" in line:
         return f"{line}; it is in /dev/shm (Docker: --shm-size=1g)"
     if isinstance(error, torch.OutOfMemoryError):
-        sentences = line.split(". ")[:3]  # what was asked for, what is free; then advice
+        sentences = line.split(". ")[:3]  # requested, free; advice follows
         return ". ".join(sentences) + "; a smaller --batch-size or --replay-size may fit"
     known = isinstance(error, torch.AcceleratorError) or line.startswith(DEVICE_ERRORS)
     return line if known else None
 
 
 def describe_error(error: Exception) -> str:
-    """An error of another process in one line, with its place."""
+    """Describe an error of another process in one line, with its place."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     message = describe_device_error(error) or " ".join(str(error).split())
     return f"{type(error).__name__}: {message} ({Path(place.filename).name}, line {place.lineno})"
 
 
 def _terminate(number: int, _: object) -> NoReturn:
-    raise Terminated(number)
+    raise KeyboardInterrupt(number)

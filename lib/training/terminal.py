@@ -26,12 +26,12 @@ class Bar(tqdm):
 
 
 class Terminal:
-    """Prints a line for each event; below them a bar, if standard error is a terminal."""
+    """A line for each event, and a bar below them if standard error is a terminal."""
 
     def __init__(self, run: Run) -> None:
         self.params, self.before = run.params, run.frames_before
-        # From 0 to 1. tqdm's own rate would mix the phases, so it is not shown.
-        # The cursor waits at the bar's beginning: at its end the ^C of Ctrl-C would not fit.
+        # tqdm's rate would mix the phases. The cursor waits where the bar begins: at its end the ^C
+        # of Ctrl-C would not fit.
         layout = "{desc} |{bar}| {percentage:3.0f}%\r"
         settings = {"leave": False, "disable": None, "dynamic_ncols": True}
         self.bar = Bar(desc="starting", total=1.0, bar_format=layout, **settings)
@@ -39,7 +39,7 @@ class Terminal:
         self.initial: int = getattr(run.params, "replay_initial", 0)
         self.before_training = "filling" if self.initial else "first rollout"
         self.refreshed = 0.0
-        self.trial_steps = 0  # of the trial that is played now
+        self.trial_steps = 0  # of the current trial
 
     def attach(self, engine: Engine) -> None:
         engine.add_event_handler(PlayEvents.TRAINING_BEGINS, self.training_begins)
@@ -53,14 +53,13 @@ class Terminal:
         engine.add_event_handler(Events.COMPLETED | Events.EXCEPTION_RAISED, self.close)
 
     def training_begins(self, engine: Engine) -> None:
-        """Print that updates begin, which changes the FPS."""
         state = engine.state
         reason = f": {self.before_training} ({state.avg_fps:,.0f} FPS) made no updates"
         full = 0 < self.initial <= self.before  # of the resumed run
         print_line(f"training begins at frame {state.frames:,}{'' if full else reason}")
 
     def episode_completed(self, engine: Engine) -> None:
-        """Print a line for each game, of up to 80 characters; 100 have room for its steps."""
+        """Print a line of up to 80 characters for a game; with 100 columns, its steps, too."""
         state = engine.state
         training = state.phase == "training"
         wide = shutil.get_terminal_size().columns >= 100
@@ -73,20 +72,18 @@ class Terminal:
         )
 
     def bound_reward_reached(self, engine: Engine) -> None:
-        """Print when avg_reward reached --stop-reward for the first time."""
         print_line(
             f"avg_reward {self.params.stop_reward:g} after {plural(engine.state.frames, 'frame')} "
             f"and {engine.state.time_passed:,.0f} seconds"
         )
 
     def trial_step(self, engine: Engine) -> None:
-        """Redraw the bar: nothing else moves until the trial has ended."""
+        """Redraw the bar, because nothing else moves during a trial."""
         trial, self.trial_steps = engine.state.trial, self.trial_steps + 1
         text = f"trial of {plural(trial.games, 'new game')}, step {self.trial_steps:,}"
         self.draw(text, len(trial.rewards) / trial.games)
 
     def trial_completed(self, engine: Engine) -> None:
-        """Print the result of a trial."""
         trial, self.trial_steps = engine.state.trial, 0
         text = f"mean {trial.mean:.1f}" + f", below {trial.goal:g}" * (trial.mean < trial.goal)
         if (worst := min(trial.rewards)) < 0:
@@ -95,14 +92,14 @@ class Terminal:
         print_line(f"trial: won {trial.won} of {trial.games} new games, {text}{end}")
 
     def frames_played(self, engine: Engine) -> None:
-        """Redraw the bar: frames, FPS, and how far the run is."""
+        """Redraw the bar: frames, FPS, and the progress of the run."""
         state, done = engine.state, 0.0
         if state.phase == "filling" and self.initial:
             status = f"{state.frames:,} of {self.initial:,} frames"
             done = state.frames / self.initial
         else:
             status = f"{state.frames:,} frames"
-            if self.params.max_frames:  # what ends the run first: this, or the reward
+            if self.params.max_frames:  # the reward may end the run before
                 done = state.frames / self.params.max_frames
         if state.fps:
             status += f", {state.fps:,.0f} FPS"
