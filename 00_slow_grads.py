@@ -10,10 +10,6 @@ solve Pong (+10 %).
 
 import copy
 
-import torch
-from ignite.engine import Engine
-from torch.optim import Adam
-
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
 from lib.learning.agents import EpsilonGreedyAgent
@@ -26,6 +22,10 @@ from lib.training.launch import launch
 from lib.training.options import ReplayOptions
 from lib.training.play import batch_generator
 from lib.training.run import Run
+
+import torch
+from ignite.engine import Engine
+from torch.optim import Adam
 
 
 def train(params: ReplayOptions, run: Run) -> None:

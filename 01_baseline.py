@@ -13,10 +13,6 @@ The chapter measured 159 FPS and 105 minutes to solve Pong (GTX 1080 Ti).
 
 import copy
 
-import torch
-from ignite.engine import Engine
-from torch.optim import Adam
-
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
 from lib.learning.agents import EpsilonGreedyAgent
@@ -29,6 +25,10 @@ from lib.training.launch import launch
 from lib.training.options import ReplayOptions
 from lib.training.play import batch_generator
 from lib.training.run import Run
+
+import torch
+from ignite.engine import Engine
+from torch.optim import Adam
 
 
 def train(params: ReplayOptions, run: Run) -> None:

@@ -12,10 +12,6 @@ solve Pong (-58 %). More than three environments gave more FPS, but took longer 
 import copy
 from dataclasses import dataclass
 
-import torch
-from ignite.engine import Engine
-from torch.optim import Adam
-
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
 from lib.learning.agents import EpsilonGreedyAgent
@@ -28,6 +24,10 @@ from lib.training.launch import launch
 from lib.training.options import ReplayOptions, option
 from lib.training.play import batch_generator
 from lib.training.run import Run
+
+import torch
+from ignite.engine import Engine
+from torch.optim import Adam
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,6 @@ solve Pong (-43 %).
 import copy
 from dataclasses import dataclass
 
-import torch
-from ignite.engine import Engine
-from torch.optim import Adam
-
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
 from lib.learning.agents import EpsilonGreedyAgent
@@ -34,6 +30,10 @@ from lib.training.launch import launch
 from lib.training.options import PlayerOptions, option
 from lib.training.play import batch_generator
 from lib.training.run import Run
+
+import torch
+from ignite.engine import Engine
+from torch.optim import Adam
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,6 @@ solve Pong (-70 %).
 import copy
 from dataclasses import dataclass
 
-import torch
-from ignite.engine import Engine
-from torch.optim import Adam
-
 from lib.envs.atari_wrappers import FrameStack, make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
 from lib.learning.agents import EpsilonGreedyAgent
@@ -28,6 +24,10 @@ from lib.training.launch import launch
 from lib.training.options import PlayerOptions, WrapperOptions, option
 from lib.training.play import batch_generator
 from lib.training.run import Run
+
+import torch
+from ignite.engine import Engine
+from torch.optim import Adam
 
 
 @dataclass(frozen=True)

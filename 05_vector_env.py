@@ -14,10 +14,6 @@ The book does not cover this rung or the later ones.
 import copy
 from dataclasses import dataclass
 
-import torch
-from ignite.engine import Engine
-from torch.optim import Adam
-
 from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
 from lib.learning.agents import EpsilonGreedyAgent
 from lib.learning.dqn_model import DQN
@@ -30,6 +26,10 @@ from lib.training.launch import launch
 from lib.training.options import ReplayOptions, option
 from lib.training.play import batch_generator
 from lib.training.run import Run
+
+import torch
+from ignite.engine import Engine
+from torch.optim import Adam
 
 
 @dataclass(frozen=True)

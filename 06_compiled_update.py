@@ -9,10 +9,6 @@ does not wait. Gradients are bfloat16 if the processor has units for it; Adam's 
 import copy
 from dataclasses import dataclass
 
-import torch
-from ignite.engine import Engine
-from torch.func import grad_and_value
-
 from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
 from lib.learning.agents import EpsilonGreedyAgent
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
@@ -28,6 +24,10 @@ from lib.training.launch import launch
 from lib.training.options import PrecisionOptions, ReplayOptions, option
 from lib.training.play import batch_generator
 from lib.training.run import Run
+
+import torch
+from ignite.engine import Engine
+from torch.func import grad_and_value
 
 
 @dataclass(frozen=True)

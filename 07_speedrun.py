@@ -20,10 +20,6 @@ For the gain of each idea, see results/tried.md and results/epyc-zen4-2core/spee
 
 from collections.abc import Iterator
 
-import torch
-from ignite.engine import Engine
-from torch.func import grad_and_value
-
 from lib.envs.vector_env import StackedVectorEnv, ale_games, preparing_fast_games
 from lib.learning.agents import Exploration, sample_softmax
 from lib.learning.compiled_update import CapturedForward, CompiledUpdate
@@ -40,6 +36,10 @@ from lib.training.play import PlayEvents, record_frames
 from lib.training.run import Run
 from lib.training.speedrun_options import SharedCoresOptions as Options
 from lib.transfer import upload
+
+import torch
+from ignite.engine import Engine
+from torch.func import grad_and_value
 
 
 def train(params: Options, run: Run) -> None:

@@ -8,10 +8,6 @@ for pixel, and a step takes a tenth of the time. So playing is nearly free, and 
 
 from collections.abc import Iterator
 
-import torch
-from ignite.engine import Engine
-from torch.func import grad_and_value
-
 import pong_emulator
 from lib.devices import cores, playing_threads
 from lib.envs.vector_env import StackedVectorEnv
@@ -30,6 +26,10 @@ from lib.training.play import PlayEvents, record_frames
 from lib.training.run import Run
 from lib.training.speedrun_options import EmulatorOptions as Options
 from lib.transfer import upload
+
+import torch
+from ignite.engine import Engine
+from torch.func import grad_and_value
 
 
 def train(params: Options, run: Run) -> None:

@@ -12,10 +12,6 @@ The idea comes from Ape-X (Horgan et al., arXiv:1803.00933), without its priorit
 import copy
 from dataclasses import dataclass
 
-import torch
-from ignite.engine import Engine, Events
-from torch.optim import Adam
-
 from lib.learning.agents import EpsilonGreedyAgent
 from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
@@ -30,6 +26,10 @@ from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import decay_option, option
 from lib.training.run import Run
+
+import torch
+from ignite.engine import Engine, Events
+from torch.optim import Adam
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,6 @@ threads, then learns; that is slower than 08.
 
 from collections.abc import Iterator
 
-import torch
-from ignite.engine import Engine
-from torch.func import grad_and_value
-
 import pong_emulator
 from lib.envs.gpu_vector_env import TensorVectorEnv, emulated_games
 from lib.learning.agents import epsilon_greedy, sample_softmax
@@ -29,6 +25,10 @@ from lib.training.launch import launch
 from lib.training.play import PlayEvents, record_frames
 from lib.training.run import Run
 from lib.training.speedrun_options import ThousandsOptions as Options
+
+import torch
+from ignite.engine import Engine
+from torch.func import grad_and_value
 
 
 def train(params: Options, run: Run) -> None:

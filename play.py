@@ -24,17 +24,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lib.learning.dqn_model import DQN
+from lib.training import checkpoints
+from lib.training.evaluation import SEED, STICKY, describe, load_agent, make_env, play_game
+from lib.training.flags import FlagParser, number
+
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.wrappers import TransformReward
 from imageio_ffmpeg import write_frames
 from tqdm import tqdm
-
-from lib.learning.dqn_model import DQN
-from lib.training import checkpoints
-from lib.training.evaluation import SEED, STICKY, describe, load_agent, make_env, play_game
-from lib.training.flags import FlagParser, number
 
 SHIPPED = Path(__file__).parent / "weights" / "pong.pt"
 # For each kind of video: agent steps per picture, its speed, and ffmpeg's settings. A GIF is small:

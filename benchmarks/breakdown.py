@@ -25,8 +25,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from matplotlib.patches import Patch
-
 from benchmarks import Failed
 from benchmarks.charts import new_figure, save
 from benchmarks.ladder import choose, has_replay_buffer
@@ -35,6 +33,8 @@ from benchmarks.profiled import LAPS, MEASURED, OPERATORS, PARTS, PLAYER, TRAINE
 from benchmarks.records import readme_fps
 from benchmarks.report import HARDWARE, here, join_machine, write_table
 from lib.training.machine import describe_machine
+
+from matplotlib.patches import Patch
 
 REST = "rest (ignite, Python)"
 EPSILON = 0.02  # as in most of a run

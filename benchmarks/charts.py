@@ -9,11 +9,11 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")  # no screen needed
+from benchmarks.records import Record
+
 from matplotlib import pyplot as plt
 from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
-
-from benchmarks.records import Record
 
 PALETTE = list(TABLEAU_COLORS)  # names of colours
 STYLES = ("-", "--", ":", "-.")

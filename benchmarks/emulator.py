@@ -17,16 +17,16 @@ from importlib.util import find_spec
 from itertools import cycle
 from typing import Any
 
-import numpy as np
-import torch
-from ale_py import AtariVectorEnv
-from gymnasium.vector import AutoresetMode
-
 from benchmarks.measuring import add_counts, add_out, chosen_device, positive, seconds_per_call
 from benchmarks.report import here, spread, write_table
 from lib.learning.compiled_update import cuda_graph
 from lib.training.machine import describe_machine
 from pong_emulator import PongVectorEnv
+
+import numpy as np
+import torch
+from ale_py import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
 
 EMULATOR, ON_GPU = "this emulator", "this emulator on the GPU"
 ALE, ENVPOOL = "AtariVectorEnv", "EnvPool"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.benchmark import Timer
-
 from benchmarks import Failed, UserError
 from benchmarks.report import ROOT
+
+import torch
+from torch.utils.benchmark import Timer
 
 Measure = Callable[[float], float]  # seconds to measure -> result; less is better
 

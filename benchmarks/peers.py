@@ -15,13 +15,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tqdm import tqdm
-
 from benchmarks import Failed, UserError
 from benchmarks.measuring import add_counts, add_out, chosen_device, output_of
 from benchmarks.peer_loops import EPSILON, REPLAY_INITIAL
 from benchmarks.report import here, spread, write_table
 from lib.training.machine import describe_machine
+
+from tqdm import tqdm
 
 ONE, THREE = "1 environment, update of 32", "3 environments, update of 96"
 FOURTH, PARALLEL = "update of 32 for four frames", "player process, update of 128"

@@ -18,12 +18,6 @@ from threading import Event
 from time import perf_counter
 from typing import Any
 
-import ale_py
-import torch
-from ignite.engine import Engine, Events
-from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import profile, record_function
-
 from lib.envs.atari_wrappers import FrameStack
 from lib.learning.agents import EpsilonGreedyAgent, Exploration
 from lib.learning.compiled_update import CapturedForward
@@ -31,6 +25,12 @@ from lib.learning.dqn_model import DQN
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.parallel import player
 from pong_emulator.threads import ThreadedPongVectorEnv
+
+import ale_py
+import torch
+from ignite.engine import Engine, Events
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import profile, record_function
 
 WARM_UP = 20  # updates before anything is timed
 PROFILER_WARM_UP = 2  # updates in which the profiler allocates memory

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from benchmarks.report import HARDWARE, LIBRARIES, ROOT
+
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import PLUGIN_NAME, SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-from benchmarks.report import HARDWARE, LIBRARIES, ROOT
 
 COMMIT = "commit.txt"  # in the folder of a run, or of runs of one commit
 UNIMPORTANT = ("run_dir", "resume", "checkpoint_every", "checkpoint_replay")  # for learning

@@ -23,8 +23,6 @@ from pathlib import Path
 from statistics import mean, median, pstdev
 from typing import Any, get_type_hints
 
-import numpy as np
-
 from benchmarks import UserError, charts
 from benchmarks.measuring import positive
 from benchmarks.records import Record, Setting, read_records
@@ -39,6 +37,8 @@ from benchmarks.report import (
     write_table,
 )
 from lib.printing import plural
+
+import numpy as np
 
 HOUR = 3_600.0  # seconds
 HELD_OUT = 1_000  # seeds from here on are for published figures, never for choosing settings

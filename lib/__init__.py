@@ -8,3 +8,10 @@
 The files beside these folders serve all of them: devices, copies to a GPU, random numbers,
 printing, and the fallback from optimised to eager code. Nothing in lib imports a rung.
 """
+
+import os
+
+# A thread of OpenMP that waits for the others spins this often before it sleeps. By default it
+# spins for milliseconds, on a core that another program or the awaited thread needs. Read when
+# torch is imported, on Linux; a value from the shell wins.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -7,10 +7,10 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+from lib.printing import plural
+
 import psutil
 import torch
-
-from lib.printing import plural
 
 Device = torch.device | str
 

@@ -12,14 +12,14 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+from pong_emulator import PongVectorEnv
+from pong_emulator.pong import FIRE, LEFT, NOOP, RIGHT
+from pong_emulator.rom import BALL_Y, PADDLE_Y_A
+
 import cv2
 import numpy as np
 from ale_py import ALEInterface, AtariVectorEnv, LoggerMode, roms
 from gymnasium.vector import AutoresetMode
-
-from pong_emulator import PongVectorEnv
-from pong_emulator.pong import FIRE, LEFT, NOOP, RIGHT
-from pong_emulator.rom import BALL_Y, PADDLE_Y_A
 
 # A game that the agent wins, if no no-ops come before it: the actions, each for four emulated
 # frames. It was found by trying many actions in copies of a game, and taking what won a point.

@@ -47,9 +47,9 @@ def frozen_imports() -> None:
 @pytest.fixture(autouse=True)
 def torchs_switches() -> Iterator[None]:
     """Rungs set them for a whole process; the next test has denormal numbers, and one thread."""
-    import torch
-
     from lib.gpu_checks import fallbacks
+
+    import torch
 
     yield
     torch.set_flush_denormal(False)

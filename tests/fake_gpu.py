@@ -24,6 +24,8 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+from lib import gpu_checks, transfer
+
 import pytest
 import torch
 from torch import nn
@@ -32,8 +34,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule as BackendModule
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
-from lib import gpu_checks, transfer
 
 NAME = "fakegpu"
 ROOT = Path(__file__).parent.parent

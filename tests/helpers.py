@@ -10,14 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-import torch
-from conftest import ROOT, read_events
-from ignite.engine import Engine, Events
-from ignite.handlers import TensorboardLogger
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
 from lib.envs.experience import Episode, Transitions
 from lib.envs.preprocessing import Preprocessing
 from lib.envs.vector_env import VectorStep
@@ -32,6 +24,14 @@ from lib.training.handlers import attach_handlers
 from lib.training.options import ReplayOptions
 from lib.training.play import PlayEvents, batch_generator
 from lib.training.run import Run
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, read_events
+from ignite.engine import Engine, Events
+from ignite.handlers import TensorboardLogger
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 QUICK = ("--replay-initial", "300", "--replay-size", "1000", "--batch-size", "4")
 FRAME = np.arange(84 * 84, dtype=np.uint8).reshape(1, 84, 84)

@@ -11,19 +11,19 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
-import pytest
-import torch
-from fake_gpu import NAME, in_place_of_cuda
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-
 from benchmarks import charts, ladder, measuring, report, techniques
 from benchmarks.__main__ import main
 from benchmarks.breakdown import REST, Span, innermost
 from benchmarks.peers import last_fps
 from benchmarks.records import read_records
 from benchmarks.report import commit
+
+import pytest
+import torch
+from fake_gpu import NAME, in_place_of_cuda
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 ROOT = Path(__file__).parent.parent
 

@@ -6,13 +6,13 @@ import os
 import time
 from pathlib import Path
 
-from tensorboard.backend.event_processing import event_accumulator
-from torch.utils.tensorboard import SummaryWriter
-
 from benchmarks.__main__ import main
 from benchmarks.records import read_record, read_records
 from benchmarks.table import fps_to_01
 from lib.training.hparams import write_settings
+
+from tensorboard.backend.event_processing import event_accumulator
+from torch.utils.tensorboard import SummaryWriter
 
 KEPT = Path(__file__).parent.parent / "results/epyc-zen5-2core/solved"
 MACHINE = {"device": "cpu", "gpu": "none", "cpu": "Abacus 3000", "cores": 2, "torch": "2.13.0"}

@@ -13,15 +13,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
-import psutil
-import pytest
-import torch
-from conftest import ROOT, one_line, options_of, read_events, run_rung
-from helpers import QUICK, SIZE, STACK, Catch, play_messages, small, start
-from ignite.engine import Engine
-from ignite.handlers import TensorboardLogger
-
 from lib.learning.schedules import LinearSchedule
 from lib.parallel.cluster import Players, learn_from
 from lib.parallel.message_buffer import MessageReplayBuffer
@@ -31,6 +22,15 @@ from lib.training.handlers import attach_handlers
 from lib.training.machine import prepare_torch
 from lib.training.play import PlayEvents
 from lib.training.run import Failure, Run
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from conftest import ROOT, one_line, options_of, read_events, run_rung
+from helpers import QUICK, SIZE, STACK, Catch, play_messages, small, start
+from ignite.engine import Engine
+from ignite.handlers import TensorboardLogger
 
 # Before Ray is imported, see lib.parallel.cluster.
 os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -5,11 +5,6 @@ import subprocess
 import sys
 from unittest.mock import Mock
 
-import pytest
-import torch
-from conftest import one_line
-from helpers import listed
-
 from lib import devices
 from lib.devices import choose_precision, compiles, cores, missing_device
 from lib.training import launch as rungs
@@ -17,6 +12,11 @@ from lib.training.flags import parse
 from lib.training.machine import free_cores, prepare_torch
 from lib.training.options import CommonOptions, PlayerOptions, PrecisionOptions, ReplayOptions
 from lib.training.run import Run, describe_device_error
+
+import pytest
+import torch
+from conftest import one_line, run_python
+from helpers import listed
 
 
 @pytest.fixture
@@ -144,3 +144,20 @@ def test_a_container_may_count_its_cores_anew_and_limit_them_and_memory(monkeypa
         error = ReplayOptions(replay_size=10**6).validation_error()
         assert error.startswith("--replay-size: 1,000,000 transitions take 7.1 GiB, this machine")
         limit.unlink()
+
+
+@pytest.mark.parametrize("shell", [{}, {"GOMP_SPINCOUNT": "7"}])
+def test_waiting_threads_sleep_soon_unless_the_shell_says_otherwise(shell: dict[str, str]) -> None:
+    """OpenMP reads this when torch is imported."""
+    program = """
+import os, runpy, sys
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"))
+sys.meta_path.insert(0, Watch())
+sys.argv[1:] = ["--help"]
+runpy.run_path("01_baseline.py", run_name="__main__")
+"""
+    done = run_python("-c", program, **shell)
+    assert done.stdout.splitlines()[0] == shell.get("GOMP_SPINCOUNT", "1000"), done.stderr

@@ -10,6 +10,10 @@ from itertools import cycle
 from pathlib import Path
 from unittest.mock import Mock
 
+from pong_emulator import EmulatorError, PongVectorEnv, threads, vector_env
+from pong_emulator.rom import CLOCK
+from pong_emulator.television import GREYS, RGB
+
 import gymnasium
 import numpy as np
 import pytest
@@ -32,10 +36,6 @@ from gymnasium.error import (
 )
 from gymnasium.vector import AutoresetMode
 from torch.utils._pytree import tree_leaves
-
-from pong_emulator import EmulatorError, PongVectorEnv, threads, vector_env
-from pong_emulator.rom import CLOCK
-from pong_emulator.television import GREYS, RGB
 
 pytestmark = pytest.mark.usefixtures("console")
 RANDOM = np.random.default_rng(0).integers(6, size=(2_000, 4))  # actions of 4 games

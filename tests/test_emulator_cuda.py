@@ -8,12 +8,12 @@ import inspect
 from importlib.util import find_spec
 from types import SimpleNamespace
 
+from pong_emulator import PongVectorEnv
+
 import numpy as np
 import pytest
 import torch
 from conftest import run_python
-
-from pong_emulator import PongVectorEnv
 
 SM_90A = (9, 0, "a")  # an H100's or H200's compute capability, as Numba compiles for it
 pytestmark = pytest.mark.skipif(
@@ -115,11 +115,11 @@ def test_numba_cuda_compiles_with_a_numpy_without_row_stack():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which compiles them, too")
 def test_the_kernels_are_compiled_for_sm_90a(monkeypatch):
     """As on a GPU: to LTO-IR, and from that to machine code, optimised at link time."""
+    from pong_emulator.cuda import KERNELS
+
     import numba.cuda.dispatcher
     from cuda.bindings import nvjitlink
     from numba import cuda, void
-
-    from pong_emulator.cuda import KERNELS
 
     device = SimpleNamespace(compute_capability=SM_90A[:2])
     monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: device)

@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+from pong_emulator import EmulatorError, compiling, missing, preparing
+from pong_emulator.compiling import kept_in
+from pong_emulator.rom import read_rom
+
 import psutil
 import pytest
 import torch
 from conftest import ROOT, run_python
-
-from pong_emulator import EmulatorError, compiling, missing, preparing
-from pong_emulator.compiling import kept_in
-from pong_emulator.rom import read_rom
 
 
 def test_the_rung_says_in_one_line_that_numba_is_missing(tmp_path: Path) -> None:

@@ -2,18 +2,18 @@
 
 from typing import Any
 
-import cv2
-import numpy as np
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from pong_emulator import bus, state, tia
 from pong_emulator.control_flow import Program
 from pong_emulator.errors import EmulatorError
 from pong_emulator.preprocessing import ALL_ROWS, WEIGHTS, shrink
 from pong_emulator.riot import set_timer, timer
 from pong_emulator.translate import translate
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 BYTE = st.integers(0, 255)
 

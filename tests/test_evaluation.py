@@ -10,12 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
-import pytest
-import torch
-from helpers import Screen, curve, play_episodes
-from ignite.handlers import TensorboardLogger
-
 import pong_emulator
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import PONG_ROWS, Preprocessing
@@ -36,6 +30,12 @@ from lib.training.run import Run
 from lib.training.speedrun_options import EmulatorOptions, SpeedrunOptions
 from lib.training.terminal import Terminal
 from pong_emulator.threads import ThreadedPongVectorEnv
+
+import numpy as np
+import pytest
+import torch
+from helpers import Screen, curve, play_episodes
+from ignite.handlers import TensorboardLogger
 
 PONG = EmulatorOptions(trial_games=3).resolved()
 

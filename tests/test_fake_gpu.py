@@ -22,12 +22,6 @@ from gymnasium.vector import VectorEnv
 if torch.cuda.is_available():  # torch has room for one kind of accelerator
     pytest.skip("there is a real GPU, see test_gpu", allow_module_level=True)
 
-from conftest import BEYOND
-from fake_gpu import NAME, FakeGraph, FakeStream, GpuTensor, gpu, in_place_of_cuda, no_sharing
-from helpers import fail_to_open, listed, updates_of, watch
-from ignite.engine import Engine, Events
-from ignite.handlers import TensorboardLogger
-
 import pong_emulator
 from benchmarks.emulator import player_on_gpu
 from benchmarks.techniques import learning
@@ -45,6 +39,12 @@ from lib.training.play import PlayEvents
 from lib.training.run import Run
 from lib.transfer import upload
 from pong_emulator import PongVectorEnv
+
+from conftest import BEYOND
+from fake_gpu import NAME, FakeGraph, FakeStream, GpuTensor, gpu, in_place_of_cuda, no_sharing
+from helpers import fail_to_open, listed, updates_of, watch
+from ignite.engine import Engine, Events
+from ignite.handlers import TensorboardLogger
 
 TINY = {"replay_initial": 40, "replay_size": 200, "batch_size": 2, "epsilon_start": 0.5}
 NO_BUFFER = {"rollout": 10, "batch_size": 10, "epsilon_start": 0.5}

@@ -10,14 +10,14 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import mean, median
 
-import pytest
-from conftest import read_events
-
 from benchmarks.breakdown import ACTIVITIES
 from benchmarks.records import Record, read_records
 from benchmarks.report import spread
 from benchmarks.table import BASELINE, BOOK
 from lib.training.options import ReplayOptions
+
+import pytest
+from conftest import read_events
 
 ROOT = Path(__file__).parents[1]
 ZEN4, ZEN5 = ROOT / "results/epyc-zen4-2core", ROOT / "results/epyc-zen5-2core"

@@ -8,15 +8,15 @@ import os
 import re
 from pathlib import Path
 
-import pytest
-import torch
-from conftest import read_events, run_rung
-from helpers import ACTIONS, QUICK, SHAPE, make_batch, rung_beside_plain_dqn
-
 from lib.gpu_checks import fallbacks
 from lib.learning.compiled_update import CapturedForward, graph_or_eager
 from lib.learning.dqn_model import DQN
 from lib.training.machine import prepare_torch
+
+import pytest
+import torch
+from conftest import read_events, run_rung
+from helpers import ACTIONS, QUICK, SHAPE, make_batch, rung_beside_plain_dqn
 
 CUDA = torch.device("cuda")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

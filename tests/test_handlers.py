@@ -6,12 +6,6 @@ import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import pytest
-import torch
-from conftest import read_events
-from helpers import curve, play_episodes, small, stream
-from ignite.engine import Engine, Events, State
-
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.schedules import LinearSchedule
 from lib.learning.weights import AveragedWeights
@@ -21,7 +15,13 @@ from lib.training.handlers import attach_handlers
 from lib.training.launch import launch
 from lib.training.options import ReplayOptions
 from lib.training.play import PlayEvents, batch_generator
-from lib.training.run import Run, end_on_signals
+from lib.training.run import Failure, Run, end_on_signals
+
+import pytest
+import torch
+from conftest import read_events
+from helpers import curve, play_episodes, small, stream
+from ignite.engine import Engine, Events, State
 
 
 def test_episodes_are_smoothed_from_the_first_one_on(tmp_path):
@@ -145,6 +145,18 @@ def test_a_warning_ends_the_program_unless_it_is_ignored_as_under_nohup(number, 
     end_on_signals()
     with nullcontext() if ignored else pytest.raises(KeyboardInterrupt, match=f"^{number:d}$"):
         signal.raise_signal(number)
+
+
+@pytest.mark.parametrize(("error", "code"), [(Failure("it broke"), 1), (KeyboardInterrupt(), 130)])
+def test_a_run_that_fails_gives_its_memory_back(error, code, tmp_path, ends):
+    def train(options: ReplayOptions, run: Run) -> None:
+        engine = Engine(lambda engine, batch: None)
+        engine.network = engine  # they refer to each other
+        weakref.finalize(engine, print, "freed")
+        raise error
+
+    run = ends(lambda: launch(train, ReplayOptions, ""), "01_baseline", "--run-dir", tmp_path)
+    assert (run.code, run.out.splitlines()[-1]) == (code, "freed")
 
 
 @pytest.mark.parametrize(

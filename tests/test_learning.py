@@ -5,13 +5,6 @@ import importlib
 import sys
 from collections.abc import Callable
 
-import numpy as np
-import pytest
-import torch
-from helpers import SHAPE, Catch
-from ignite.handlers import TensorboardLogger
-from torch import nn
-
 from lib.envs.experience import Transitions
 from lib.gpu_checks import fallbacks
 from lib.learning.agents import (
@@ -31,6 +24,13 @@ from lib.learning.schedules import LinearSchedule, ProgressSchedule, WinRate, ma
 from lib.learning.weights import AveragedWeights
 from lib.training.machine import prepare_torch
 from lib.training.run import Run
+
+import numpy as np
+import pytest
+import torch
+from helpers import SHAPE, Catch
+from ignite.handlers import TensorboardLogger
+from torch import nn
 
 
 def test_model_is_natures():

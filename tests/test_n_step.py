@@ -3,15 +3,15 @@
 import importlib
 from itertools import count
 
+from lib.parallel.message_buffer import MessageReplayBuffer
+from lib.parallel.n_step import Message
+from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons
+
 import numpy as np
 import pytest
 import torch
 from conftest import options_of
 from helpers import GAMMA, N_STEPS, SIZE, STACK, Games, play_messages
-
-from lib.parallel.message_buffer import MessageReplayBuffer
-from lib.parallel.n_step import Message
-from lib.parallel.worker import ClusterOptions, VersionedWeights, ape_x_epsilons
 
 
 def tuples(*columns) -> list[tuple]:

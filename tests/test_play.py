@@ -9,6 +9,11 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from lib.envs.preprocessing import Preprocessing
+from lib.training.checkpoints import find_checkpoint, read_checkpoint
+from lib.training.evaluation import load_agent, make_games, play_games
+from play import SHIPPED, main
+
 import numpy as np
 import pytest
 import torch
@@ -16,11 +21,6 @@ from conftest import ROOT, Ended, one_line
 from helpers import Screen
 from imageio_ffmpeg import count_frames_and_secs
 from PIL import Image
-
-from lib.envs.preprocessing import Preprocessing
-from lib.training.checkpoints import find_checkpoint, read_checkpoint
-from lib.training.evaluation import load_agent, make_games, play_games
-from play import SHIPPED, main
 
 
 @pytest.fixture

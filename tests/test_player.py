@@ -7,17 +7,17 @@ from multiprocessing.connection import Connection
 from threading import Event
 from unittest.mock import Mock
 
-import numpy as np
-import pytest
-import torch
-from helpers import FRAME, step, watch
-from ignite.engine import Engine, Events
-
 from lib.envs.experience import Transitions
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import ExperienceQueue, Player
 from lib.training.options import PlayerOptions
 from lib.training.run import SIGNALS, Failure
+
+import numpy as np
+import pytest
+import torch
+from helpers import FRAME, step, watch
+from ignite.engine import Engine, Events
 
 
 def count(queue: ExperienceQueue, stop: int) -> None:

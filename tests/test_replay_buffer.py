@@ -6,14 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count, islice
 from typing import Any
 
-import numpy as np
-import pytest
-import torch
-from conftest import options_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.utils._pytree import tree_leaves
-
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource, Transitions
 from lib.envs.preprocessing import Preprocessing
@@ -23,6 +15,14 @@ from lib.learning.replay_buffer import ReplayBuffer
 from lib.parallel.message_buffer import MessageReplayBuffer
 from lib.parallel.worker import ClusterOptions
 from lib.training.options import ReplayOptions
+
+import numpy as np
+import pytest
+import torch
+from conftest import options_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._pytree import tree_leaves
 
 PONG = "PongNoFrameskip-v4"
 SIZE = 2  # pixels squared are enough to tell frames apart

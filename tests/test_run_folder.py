@@ -22,15 +22,6 @@ from pathlib import Path
 from typing import NoReturn
 from unittest.mock import Mock
 
-import numpy as np
-import pytest
-import torch
-from conftest import Ended, curves, everything, one_line, read_events
-from filelock import FileLock
-from helpers import Screen, curve, listed, stream
-from ignite.engine import Engine, Events, State
-from torch import nn
-
 from lib.envs.experience import Transitions
 from lib.gpu_checks import fallbacks
 from lib.learning.replay_buffer import ReplayBuffer
@@ -44,6 +35,15 @@ from lib.training.options import ReplayOptions
 from lib.training.play import batch_generator
 from lib.training.run import Run
 from lib.training.speedrun_options import SharedCoresOptions, SpeedrunOptions
+
+import numpy as np
+import pytest
+import torch
+from conftest import Ended, curves, everything, one_line, read_events
+from filelock import FileLock
+from helpers import Screen, curve, listed, stream
+from ignite.engine import Engine, Events, State
+from torch import nn
 
 FLAGS = ("--replay-initial", "20", "--replay-size", "200", "--batch-size", "4")
 FLAGS += ("--checkpoint-every", "10")

@@ -11,6 +11,18 @@ from dataclasses import fields, replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+from lib.envs import gpu_vector_env, vector_env
+from lib.envs.experience import Transitions
+from lib.learning.dqn_model import DuelingDQN
+from lib.learning.schedules import LinearSchedule
+from lib.seeds import game_seeds
+from lib.training.checkpoints import find_checkpoint, read_checkpoint, write_checkpoint
+from lib.training.evaluation import read_agent
+from lib.training.flags import parse
+from lib.training.hparams import NUMBERS, TEXTS
+from lib.training.launch import make_folder
+from lib.training.options import CommonOptions
+
 import numpy as np
 import psutil
 import pytest
@@ -31,18 +43,6 @@ from conftest import (
     short_run,
 )
 from helpers import QUICK, start
-
-from lib.envs import gpu_vector_env, vector_env
-from lib.envs.experience import Transitions
-from lib.learning.dqn_model import DuelingDQN
-from lib.learning.schedules import LinearSchedule
-from lib.seeds import game_seeds
-from lib.training.checkpoints import find_checkpoint, read_checkpoint, write_checkpoint
-from lib.training.evaluation import read_agent
-from lib.training.flags import parse
-from lib.training.hparams import NUMBERS, TEXTS
-from lib.training.launch import make_folder
-from lib.training.options import CommonOptions
 
 
 @pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND])

@@ -5,11 +5,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import torch
-from gymnasium.spaces import Box, Discrete
-
 from lib.envs.experience import ExperienceSource
 from lib.envs.gpu_vector_env import TensorVectorEnv
 from lib.envs.preprocessing import Preprocessing
@@ -20,6 +15,11 @@ from lib.learning.schedules import LinearSchedule
 from lib.parallel.worker import player_seed
 from lib.seeds import TRIAL, game_seeds, resumed_seed
 from lib.training.evaluation import SEED
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
 
 GAMES, PONG = 16, Preprocessing("PongNoFrameskip-v4")
 

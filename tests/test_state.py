@@ -8,12 +8,6 @@ from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import pytest
-import torch
-from helpers import SIZE, STACK, Games, play_messages, small
-from torch.utils._pytree import tree_leaves
-
 import lib
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource
@@ -30,6 +24,12 @@ from lib.learning.weights import AveragedWeights, MixedWeights
 from lib.parallel.message_buffer import MessageReplayBuffer
 from lib.training.checkpoints import RunProgress
 from lib.training.handlers import AverageLoss, Speed
+
+import numpy as np
+import pytest
+import torch
+from helpers import SIZE, STACK, Games, play_messages, small
+from torch.utils._pytree import tree_leaves
 
 Part = tuple[Any, Callable[[int], Any]]  # an object, and what uses it for the n-th time
 CPU, EPSILON = torch.device("cpu"), LinearSchedule(0.0, 1.0, 100)

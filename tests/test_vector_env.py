@@ -3,12 +3,6 @@
 from dataclasses import replace
 from itertools import chain, islice
 
-import numpy as np
-import pytest
-import torch
-from ale_py import AtariVectorEnv
-from gymnasium import spaces
-
 import pong_emulator
 from lib.envs.experience import Episode, Transitions
 from lib.envs.gpu_vector_env import TensorVectorEnv
@@ -16,6 +10,12 @@ from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
 from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games, fast_games
 from pong_emulator import PongVectorEnv
 from pong_emulator.threads import ThreadedPongVectorEnv
+
+import numpy as np
+import pytest
+import torch
+from ale_py import AtariVectorEnv
+from gymnasium import spaces
 
 pytestmark = pytest.mark.usefixtures("console")
 N, STACK = 2, 4

@@ -7,14 +7,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY, MagicMock, Mock
 
-import numpy as np
-import pytest
-import torch
-from conftest import BEYOND, PARALLEL, ROOT, SERIAL, SPEEDRUNS
-from helpers import Catch, rung_beside_plain_dqn, updates_of
-from ignite.engine import Engine
-from ignite.handlers import TensorboardLogger
-
 import pong_emulator
 from lib import seeds
 from lib.envs import experience, gpu_vector_env, vector_env
@@ -28,6 +20,14 @@ from lib.learning.schedules import Schedule, WinRate
 from lib.training.options import ReplayOptions
 from lib.training.play import PlayEvents
 from lib.training.run import Run
+
+import numpy as np
+import pytest
+import torch
+from conftest import BEYOND, PARALLEL, ROOT, SERIAL, SPEEDRUNS
+from helpers import Catch, rung_beside_plain_dqn, updates_of
+from ignite.engine import Engine
+from ignite.handlers import TensorboardLogger
 
 
 @pytest.fixture(autouse=True)

@@ -7,15 +7,6 @@ from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import pytest
-import torch
-from conftest import ROOT
-from gymnasium import spaces
-from gymnasium.utils.env_checker import check_env
-from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
-
 from lib.envs.atari_wrappers import (
     RESIZERS,
     ClipReward,
@@ -33,6 +24,15 @@ from lib.envs.atari_wrappers import (
 from lib.envs.experience import RESET, Episode, ExperienceSource, Transitions
 from lib.envs.preprocessing import Preprocessing
 from lib.training.evaluation import make_env
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 PONG = "PongNoFrameskip-v4"
 

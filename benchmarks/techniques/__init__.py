@@ -14,13 +14,13 @@ Files: techniques-cpu.md, its rows as .csv, and a picture with a panel for each 
 import argparse
 from contextlib import ExitStack
 
-from tqdm import tqdm
-
 from benchmarks.charts import bar_panels
 from benchmarks.measuring import add_counts, add_out, chosen_device, measure
 from benchmarks.report import HARDWARE, here, join_machine, spread, write_table
 from benchmarks.techniques import learning, memory, playing
 from lib.training.machine import describe_machine, prepare_torch
+
+from tqdm import tqdm
 
 PARTS = {  # each gets the flags, with the device and an ExitStack for what it opens
     "device": learning.device,

@@ -8,8 +8,6 @@ from functools import partial
 from itertools import cycle
 from typing import Any
 
-import torch
-
 from benchmarks import Failed
 from benchmarks.measuring import Measure, timed
 from lib.learning.compiled_update import cuda_graph
@@ -17,6 +15,8 @@ from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
 from lib.training.options import ReplayOptions
+
+import torch
 
 DEFAULTS = ReplayOptions()
 SHAPE, ACTIONS = (4, 84, 84), 6  # Pong, as the rungs see it

@@ -8,15 +8,15 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
-import numpy as np
-import psutil
-import torch
-
 from benchmarks.measuring import Measure, timed
 from benchmarks.techniques.learning import SHAPE, Works
 from lib.envs.atari_wrappers import LazyFrames
 from lib.envs.experience import Transitions
 from lib.learning.replay_buffer import ReplayBuffer
+
+import numpy as np
+import psutil
+import torch
 
 Sample = Callable[[int], Any]  # batch size -> a batch on the device
 

@@ -6,13 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import torch
-from ale_py import AtariVectorEnv
-from gymnasium.vector import AsyncVectorEnv
-from torch import nn
-
 from benchmarks.measuring import Measure, timed
 from benchmarks.techniques.learning import ACTIONS, DEFAULTS, Learner, Works
 from benchmarks.techniques.memory import fresh_processes, ours
@@ -22,6 +15,13 @@ from lib.envs.experience import ExperienceSource, Transitions
 from lib.learning.agents import EpsilonGreedyAgent
 from lib.parallel.player import ExperienceQueue, Player
 from pong_emulator import PongVectorEnv
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ale_py import AtariVectorEnv
+from gymnasium.vector import AsyncVectorEnv
+from torch import nn
 
 
 def make_env() -> gym.Env:

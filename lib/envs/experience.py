@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from lib.seeds import game_seeds
+
 import gymnasium as gym
 import numpy as np
 from ale_py import ALEState
-
-from lib.seeds import game_seeds
 
 RESET = -1  # recorded like an action: a reset within a game, after a lost life
 

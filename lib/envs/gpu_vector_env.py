@@ -5,9 +5,6 @@
 
 from typing import Any
 
-import numpy as np
-import torch
-
 import pong_emulator
 from lib.devices import cores
 from lib.envs.experience import Episode
@@ -16,6 +13,9 @@ from lib.gpu_checks import try_optimised
 from lib.printing import show_elapsed
 from lib.seeds import game_seeds
 from lib.transfer import Download, is_asynchronous, upload
+
+import numpy as np
+import torch
 
 
 def plays_games(device: torch.device) -> bool:

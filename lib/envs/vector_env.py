@@ -9,16 +9,16 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import gymnasium as gym
-import numpy as np
-from ale_py import AtariVectorEnv
-from gymnasium.vector import AutoresetMode
-
 import pong_emulator
 from lib.devices import cores, playing_threads
 from lib.envs.experience import Episode, Transitions
 from lib.envs.preprocessing import Preprocessing
 from lib.seeds import game_seeds
+
+import gymnasium as gym
+import numpy as np
+from ale_py import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
 
 
 class VectorStep(NamedTuple):

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
 from lib.learning.schedules import Schedule
 from lib.seeds import ACTIONS, stream
 from lib.transfer import upload
+
+import numpy as np
+import torch
 
 # Uint8 states (n, stack, height, width), on the network's device -> values (n, actions).
 QFunction = Callable[[torch.Tensor], torch.Tensor]

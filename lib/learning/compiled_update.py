@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
-from torch.utils._pytree import tree_map
-
 from lib.devices import compiles
 from lib.gpu_checks import try_optimised
 from lib.learning.weights import MixedWeights
 from lib.printing import show_elapsed
 from lib.transfer import is_asynchronous
+
+import torch
+from torch.utils._pytree import tree_map
 
 Update = Callable[[], torch.Tensor]
 Result = TypeVar("Result")

@@ -4,11 +4,11 @@ The device draws rows and gathers frames, and the CPU does not wait for them. So
 compiled, and captured in a CUDA graph.
 """
 
-import torch
-
 from lib.devices import Device
 from lib.learning.replay_buffer import Batch, ReplayBuffer, Shape
 from lib.transfer import take_rows
+
+import torch
 
 
 class DeviceReplayBuffer(ReplayBuffer):

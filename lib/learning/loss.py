@@ -1,9 +1,9 @@
 """The loss of deep Q-learning."""
 
+from lib.learning.replay_buffer import Batch
+
 import torch
 from torch.nn.functional import mse_loss
-
-from lib.learning.replay_buffer import Batch
 
 
 def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: float) -> torch.Tensor:

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
 from lib.devices import Device
 from lib.envs.experience import Transitions
 from lib.seeds import REPLAY, stream
 from lib.transfer import gather, upload
+
+import numpy as np
+import torch
 
 Shape = tuple[int, int, int]  # (stack, height, width)
 DTYPES = torch.int64, torch.float32, torch.bool  # of actions, rewards, terminated

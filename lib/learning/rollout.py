@@ -4,12 +4,12 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-import torch
-
 from lib.learning.compiled_update import graph_or_eager
 from lib.learning.loss import lambda_returns
 from lib.transfer import take_rows, upload
+
+import numpy as np
+import torch
 
 
 class Targets(NamedTuple):

@@ -14,10 +14,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
-import numpy as np
-from ignite.engine import Engine, Events, State
-from torch import nn
-
 import lib
 from lib.learning.replay_buffer import Batch
 from lib.parallel.message_buffer import MessageReplayBuffer
@@ -27,6 +23,10 @@ from lib.parallel.worker import ClusterOptions, VersionedWeights
 from lib.printing import print_line
 from lib.training.play import record_frames
 from lib.training.run import WARNINGS, Failure, Run
+
+import numpy as np
+from ignite.engine import Engine, Events, State
+from torch import nn
 
 AHEAD = 2  # pending calls per player: it plays one while the last is on its way
 LOG_EVERY = 100  # updates

@@ -3,11 +3,11 @@
 One learner serves hundreds of players, so messages are copied as arrays, not frame by frame.
 """
 
-import numpy as np
-
 from lib.devices import Device
 from lib.learning.replay_buffer import ReplayRings, Shape
 from lib.parallel.n_step import Message
+
+import numpy as np
 
 
 class MessageReplayBuffer(ReplayRings):

@@ -9,10 +9,10 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from lib.envs.experience import Episode
 from lib.envs.vector_env import VectorStep
+
+import numpy as np
 
 
 @dataclass

@@ -19,15 +19,15 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
-import torch
-from torch import multiprocessing, nn
-
 from lib.envs.experience import Transitions
 from lib.gpu_checks import try_optimised
 from lib.training.machine import prepare_torch
 from lib.training.options import PlayerOptions
 from lib.training.run import SIGNALS, Failure, describe_error
 from lib.transfer import Download, is_asynchronous
+
+import torch
+from torch import multiprocessing, nn
 
 WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop
 EXIT_SECONDS = 10.0  # for a player to end by itself, slow on a GPU or a busy machine

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from time import time_ns
 
-import numpy as np
-import torch
-from torch import nn
-
 from lib.envs.vector_env import StackedVectorEnv, fast_games
 from lib.seeds import PLAYERS, stream
 from lib.training.options import ReplayOptions, playing_option, timeout_option, wrapper_option
+
+import numpy as np
+import torch
+from torch import nn
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lib.training.run import Run
+
 import torch
 from ignite.engine import Engine, Events
-
-from lib.training.run import Run
 
 FOLDER = "checkpoints"
 KINDS = ("solved", "best", "latest", "previous")  # play.py takes the first kind that exists

@@ -11,14 +11,6 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import torch
-from gymnasium.spaces import Box, Discrete
-from gymnasium.wrappers import TransformAction, TransformObservation
-from ignite.engine import Engine
-from tqdm import tqdm
-
 from lib.envs.atari_wrappers import LifeStack, check_env_id, make_atari, wrap_deepmind
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
@@ -32,6 +24,14 @@ from lib.training.checkpoints import SETTINGS, CheckpointError, find_checkpoint,
 from lib.training.play import PlayEvents
 from lib.training.run import Run
 from lib.transfer import upload
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.wrappers import TransformAction, TransformObservation
+from ignite.engine import Engine
+from tqdm import tqdm
 
 EPISODES = 30
 TRIAL_NOOP_MAX = 60  # twice as in training, so that half of the starts are new

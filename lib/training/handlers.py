@@ -19,10 +19,6 @@ from collections.abc import Callable
 from logging import CRITICAL, Logger
 from typing import Any
 
-import torch
-from ignite.engine import Engine, Events
-from ignite.handlers import TensorboardLogger
-
 from lib.learning.agents import QFunction
 from lib.learning.schedules import Schedule
 from lib.printing import print_line
@@ -31,6 +27,10 @@ from lib.training.evaluation import read_agent, run_trial
 from lib.training.play import COUNTERS, PlayEvents, logged_episodes
 from lib.training.run import Failure, Run, end_on_signals, on_signals
 from lib.training.terminal import Terminal
+
+import torch
+from ignite.engine import Engine, Events
+from ignite.handlers import TensorboardLogger
 
 FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates

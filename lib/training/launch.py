@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -19,10 +20,6 @@ from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
-
-import torch
-from filelock import FileLock, Timeout
-from ignite.handlers import TensorboardLogger
 
 from lib.devices import cores
 from lib.gpu_checks import fallbacks
@@ -38,6 +35,10 @@ from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, free_cores, prepare_torch, process_as_before
 from lib.training.options import Options
 from lib.training.run import Failure, Run, describe_device_error, end_on_signals
+
+import torch
+from filelock import FileLock, Timeout
+from ignite.handlers import TensorboardLogger
 
 MOST_LETTERS = 60  # of the settings in the name of a run folder
 
@@ -109,6 +110,7 @@ def launch(
         print_resume_command(folder)
         sys.exit(128 + run.signal)
     except (Failure, CheckpointError, OSError, RuntimeError, MemoryError) as error:
+        traceback.clear_frames(error.__traceback__)  # they hold torch's memory
         known = isinstance(error, (Failure, CheckpointError, OSError))  # e.g. the disk is full
         failure = error if known else describe_device_error(error)
         if not failure:
@@ -118,10 +120,12 @@ def launch(
             print_resume_command(folder)
         sys.exit(1)
     except KeyboardInterrupt as error:
+        traceback.clear_frames(error.__traceback__)
         print_line(f"{script}: interrupted", sys.stderr)
         print_resume_command(folder)
         sys.exit(128 + next(iter(error.args), signal.SIGINT))  # a second Ctrl-C has no number
     finally:
+        gc.collect()
         if lock:
             lock.release()
 

@@ -11,6 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from lib.devices import cores
+from lib.training.run import SIGNALS, set_signals
+
 import ale_py
 import cv2
 import gymnasium
@@ -18,9 +21,6 @@ import ignite
 import numpy as np
 import psutil
 import torch
-
-from lib.devices import cores
-from lib.training.run import SIGNALS, set_signals
 
 LIBRARIES: tuple[Any, ...] = (torch, gymnasium, ale_py, cv2, ignite, np)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import torch
-
 from lib.devices import choose_precision, memory, missing_device, shares_memory
 from lib.envs.atari_wrappers import RESIZERS, check_env_id
 from lib.envs.preprocessing import Preprocessing
+
+import torch
 
 PONG_GOAL = 17.0  # avg_reward of a solved Pong, as in the book
 MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack

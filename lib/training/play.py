@@ -11,11 +11,11 @@ first one, so playing has its own events, fired by ``record_frames``. The engine
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from ignite.engine import Engine, EventEnum
-from ignite.engine.events import CallableEventWithFilter
-
 from lib.envs.experience import Episode, Transitions
 from lib.learning.replay_buffer import Batch, ReplayBuffer
+
+from ignite.engine import Engine, EventEnum
+from ignite.engine.events import CallableEventWithFilter
 
 
 class PlayEvents(EventEnum):

@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NoReturn
 
-import torch
-from ignite.engine import State
-from ignite.handlers import TensorboardLogger
-from torch.utils.tensorboard import summary
-
 from lib.gpu_checks import fallbacks
 from lib.seeds import resumed_seed
 from lib.training import hparams
 from lib.training.options import Options
+
+import torch
+from ignite.engine import State
+from ignite.handlers import TensorboardLogger
+from torch.utils.tensorboard import summary
 
 # Errors without an exception class in torch, such as those of cuDNN and cuBLAS.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")

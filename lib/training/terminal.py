@@ -5,12 +5,12 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from ignite.engine import Engine, Events, State
-from tqdm import tqdm
-
 from lib.printing import plural, print_line
 from lib.training.play import PlayEvents, logged_episodes
 from lib.training.run import Run
+
+from ignite.engine import Engine, Events, State
+from tqdm import tqdm
 
 REFRESH_SECONDS = 0.25
 

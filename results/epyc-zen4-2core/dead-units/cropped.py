@@ -3,11 +3,11 @@
 The screen in 84 x 110 pixels, of which the rows from 18 to 101 are seen: no score, no walls.
 """
 
+from lib.envs.atari_wrappers import WarpFrame
+
 import alive
 import cv2
 import numpy as np
-
-from lib.envs.atari_wrappers import WarpFrame
 
 
 def observation(warp: WarpFrame, screen: np.ndarray) -> np.ndarray:

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from statistics import mean
 
-import numpy as np
-import torch
-
 from lib.training.checkpoints import find_checkpoint, read_checkpoint
 from lib.training.evaluation import EPSILON, load_agent, make_games, play_games
+
+import numpy as np
+import torch
 
 SEEDS = 5_000_000 + np.arange(256)  # of no other game
 
