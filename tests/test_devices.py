@@ -142,7 +142,7 @@ def test_a_container_may_count_its_cores_anew_and_limit_them_and_memory(monkeypa
         assert ReplayOptions(replay_size=10**6, env="Pong").validation_error().startswith("--env")
         limit.write_text(f"{2 * 2**30}\n")
         error = ReplayOptions(replay_size=10**6).validation_error()
-        assert error.startswith("--replay-size: 1,000,000 transitions take 7.1 GiB, this machine")
+        assert error.startswith("--replay-size: 1,000,000 transitions take 7.1 GiB; this machine")
         limit.unlink()
 
 

@@ -578,7 +578,7 @@ def test_hparams_follow_what_changes_when_a_run_is_resumed(start):
     assert start("--resume", str(run.folder), "--max-frames", "60", "--seed", "3").code == 2
     assert listed(run.folder) == found
     assert start("--resume", str(run.folder), "--max-frames", "60").code == 0
-    changed = {"max_frames": 60, "resume": str(run.folder), "run_dir": "runs"}
+    changed = {"max_frames": 60, "resume": str(run.folder), "run_dir": "runs", "left_out": ""}
     assert listed(run.folder) == found | changed
 
 
