@@ -23,7 +23,7 @@ from torch.utils.tensorboard import summary
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
 # A closed terminal, and what batch systems send before they kill; Windows has none of them.
 WARNINGS = [n for n in signal.Signals if n.name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")]
-SIGNALS = (signal.SIGINT, signal.SIGTERM, *WARNINGS)  # they end a run
+SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, *WARNINGS)  # they end a run
 
 
 class Failure(RuntimeError):  # noqa: N818, it is how a run ends
