@@ -32,7 +32,7 @@ from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_at_least
 if not hasattr(np, "row_stack"):  # NumPy 2.5 has removed it, and numba-cuda 0.30 names it
     np.row_stack = np.vstack
 WARP = 32  # threads that execute each instruction together
-WARPS = 16  # warps that run on a processor at once: ``play`` takes 108 registers
+WARPS = 16  # warps that run on a processor at once: ``play`` takes 86 registers
 VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
 ROWS = 80  # different rows that a picture can have; Pong's have 40
 WATCH = DRAWS // 4  # steps from one check of the device's counts to the next

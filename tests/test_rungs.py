@@ -227,6 +227,7 @@ BAD = """
 01_baseline --no-such-flag
 01_baseline --device cuda:99
 01_baseline --device toaster
+01_baseline --no-cuda --device cuda
 01_baseline --device cuda:x
 01_baseline --cuda --device cpu
 02_n_envs --envs 1000000
