@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import Failed
 from benchmarks.measuring import Measure, timed
 from lib.learning.compiled_update import cuda_graph
-from lib.learning.dqn_model import DQN
+from lib.learning.dqn_model import DQN, initialise
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
 from lib.training.options import ReplayOptions
@@ -227,12 +227,8 @@ def new_relus(net: Any) -> Any:
 
 
 def kaiming(net: Any) -> Any:
-    """Initialise the network as He et al. do, and the tutorial."""
-    for name, weights in net.named_parameters():
-        if name.endswith("weight"):
-            torch.nn.init.kaiming_normal_(weights, nonlinearity="relu")
-        else:
-            torch.nn.init.zeros_(weights)
+    """Give the network He's initial weights, as the tutorial does."""
+    initialise(net)
     return net
 
 

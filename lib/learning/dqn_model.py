@@ -100,11 +100,8 @@ class DuelingDQN(DQN):
         second = BlockConv2d(16, 16, kernel_size=4, stride=2)
         self.conv[2] = second.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.fc.insert(1, nn.LayerNorm(256))  # so the last layer is fc.3
-        for name, parameter in (*self.conv.named_parameters(), *self.fc[0].named_parameters()):
-            if name.endswith("weight"):
-                nn.init.kaiming_normal_(parameter, nonlinearity="relu")
-            else:
-                nn.init.zeros_(parameter)
+        initialise(self.conv)
+        initialise(self.fc[0])
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Estimate action values, (batch, actions), in the dtype of the last layer's weights.
@@ -118,6 +115,18 @@ class DuelingDQN(DQN):
         heads = self.fc[-1](hidden.to(self.fc[-1].weight.dtype))
         value, advantages = heads[:, :1], heads[:, 1:]
         return value + advantages - advantages.mean(1, keepdim=True)
+
+
+def initialise(layers: nn.Module) -> None:
+    """Draw He's initial weights for ReLUs, in place; biases become 0.
+
+    Source: He et al., arXiv:1502.01852.
+    """
+    for name, parameter in layers.named_parameters():
+        if name.endswith("weight"):
+            nn.init.kaiming_normal_(parameter, nonlinearity="relu")
+        else:
+            nn.init.zeros_(parameter)
 
 
 class BlockConv2d(nn.Conv2d):

@@ -110,7 +110,7 @@ def launch(
         print_resume_command(folder)
         sys.exit(128 + run.signal)
     except (Failure, CheckpointError, OSError, RuntimeError, MemoryError) as error:
-        traceback.clear_frames(error.__traceback__)  # they hold torch's memory
+        _free_memory(error)
         known = isinstance(error, (Failure, CheckpointError, OSError))  # e.g. the disk is full
         failure = error if known else describe_device_error(error)
         if not failure:
@@ -120,14 +120,19 @@ def launch(
             print_resume_command(folder)
         sys.exit(1)
     except KeyboardInterrupt as error:
-        traceback.clear_frames(error.__traceback__)
+        _free_memory(error)
         print_line(f"{script}: interrupted", sys.stderr)
         print_resume_command(folder)
         sys.exit(128 + next(iter(error.args), signal.SIGINT))  # a second Ctrl-C has no number
     finally:
-        gc.collect()
         if lock:
             lock.release()
+
+
+def _free_memory(error: BaseException) -> None:
+    """Free the memory of a failed run, which the frames of its traceback hold."""
+    traceback.clear_frames(error.__traceback__)
+    gc.collect()
 
 
 def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
