@@ -236,6 +236,7 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
     unfinished = sum(not record.finished for record in runs)
     seeds = [record.seed for record in runs]
     ratios = [ratio for one in runs if (ratio := fps_to_01(one, records)) is not None]
+    shares = [share for one in runs if (share := minutes_to_01(one, records)) is not None]
     rewards = [record.avg_reward for record in runs if record.avg_reward is not None]
     changes = set(changed(runs[0]))  # the book's figures are for the book's settings
     return {
@@ -247,6 +248,7 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
         "FPS / 01's": spread(ratios, 2 if max(ratios, default=0) < 10 else 1),
         "frames": summary(frames, certain, "{:,.0f}"),
         "minutes": summary(minutes, certain, "{:,.1f}"),
+        "minutes / 01's": spread(shares, 2),
         "minutes: trial won": won if any(one.tried for one in runs) else "",
         "avg_reward": spread(rewards, 1) or "no game ended",
         "evaluation": spread([mean(r.evaluation) for r in runs if r.evaluation], 1),
@@ -275,6 +277,16 @@ def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
     near = [r for r in records if r.script == BASELINE and r.fps and comparable(run, r)]
     nearest = min((one for one in near if apart(one)[0] <= HOUR), key=apart, default=None)
     return run.fps / nearest.fps if run.fps and nearest and nearest.fps else None
+
+
+def minutes_to_01(run: Record, records: Sequence[Record]) -> float | None:
+    """Return the ratio of minutes to those of a comparable run of 01, or None.
+
+    Both runs are solved and have the same seed: seeds differ by more than rungs.
+    """
+    solved = [r for r in records if r.script == BASELINE and r.solved and comparable(run, r)]
+    minutes = [one.cost[1] for one in solved if one.seed == run.seed]
+    return run.cost[1] / minutes[0] if run.solved and minutes else None
 
 
 def summary(values: Sequence[float], certain: Sequence[bool], form: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.__main__ import main
 from benchmarks.records import read_record, read_records
-from benchmarks.table import fps_to_01
+from benchmarks.table import fps_to_01, minutes_to_01
 from lib.training.hparams import write_settings
 
 from tensorboard.backend.event_processing import event_accumulator
@@ -76,6 +76,7 @@ def test_medians_ranges_and_the_ratio_to_01(tmp_path: Path) -> None:
         "FPS / 01's": "1.88 (1.82 to 1.94)",  # the last run of 01 began last
         "frames": "960,000 (792,000 to 1,116,000)",
         "minutes": "50.0 (40.0 to 60.0)",
+        "minutes / 01's": "0.50 (0.44 to 0.50)",  # by seed
         "avg_reward": "17.1",
         "evaluation": "20.0 (19.0 to 21.0)",
         "book: FPS (/ 01's)": "402 (2.53); 290 (1.27)",
@@ -138,6 +139,16 @@ def test_fps_are_held_against_01_of_the_same_hour(tmp_path: Path) -> None:
             for fps, started, settings in ran
         ]
         assert fps_to_01(dataclasses.replace(run, started=later), records) == ratio
+
+
+def test_minutes_are_held_against_solved_runs_of_01_with_the_same_seed(tmp_path: Path) -> None:
+    (run,) = read_records(solved_run(tmp_path, "02_n_envs", minutes=3, gamma=0.99))
+    same = dataclasses.replace(run, script="01_baseline", to_bar=(7, 12.0))
+    others = [{"seed": 5}, {"solved": False}, {"settings": run.settings | {"gamma": 0.9}}]
+    records = [dataclasses.replace(same, to_bar=(7, 1.0), **other) for other in others]
+    assert minutes_to_01(run, records) is None
+    assert minutes_to_01(run, [*records, same]) == 0.25
+    assert minutes_to_01(dataclasses.replace(run, solved=False), [same]) is None
 
 
 def test_lines_tell_machines_and_unusual_settings_apart(tmp_path: Path) -> None:
