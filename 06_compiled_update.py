@@ -1,9 +1,9 @@
 """Compiled update: sampling, both forward passes, the backward pass and Adam as one function.
 
-The replay buffer is on the training device, so an update reads nothing from outside: it is one
-closed function. The compiler fuses everything between the convolutions and matrix products into a
-few loops. On a GPU the whole update is one CUDA graph: the CPU launches it with a single call and
-does not wait. Gradients are bfloat16 if the processor has units for it; Adam's weights are float32.
+The replay buffer is on the training device, so an update reads nothing from outside. The compiler
+fuses everything between the convolutions and matrix products into a few loops. On a GPU the whole
+update is one CUDA graph: the CPU launches it with a single call and does not wait. Gradients are
+bfloat16 if the processor has units for it; Adam's weights are float32.
 """
 
 import copy

@@ -61,7 +61,7 @@ def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
 
 
 def here(machine: Machine) -> str:
-    """Return the note on where something is measured: the machine, its versions and the commit."""
+    """Return the note on the place of a measurement: the machine, its versions and the commit."""
     # These limit torch to the vector units of an older machine.
     asked = [
         f"{n}={os.environ[n]}"

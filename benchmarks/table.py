@@ -1,15 +1,15 @@
 """Write a table and a chart of runs from their TensorBoard events alone.
 
 Each RUN is the folder of a run, or a folder with runs somewhere below, finished or not. A line of
-the table is one setting of a rung on one machine; only the seeds differ within it. It names the
-game and the settings that are not defaults. --every adds learning curves, and a line for each run.
+the table is one setting of a rung on one machine; only the seeds differ within it. --every adds
+learning curves, and a line for each run.
 
     python -m benchmarks table runs/ladder
     python -m benchmarks table runs/first runs/second --every 100000
 
 Files: table.md, table.csv, runs.csv (a line per run: exact numbers and all settings), table.png
-(avg_reward over frames and minutes); with --curves a csv of each run's episodes. The terminal shows
-the columns that fit; docs/benchmarks.md explains them.
+(avg_reward over frames and minutes); with --curves a csv of each run's episodes. docs/benchmarks.md
+explains the columns.
 """
 
 import argparse
@@ -61,7 +61,7 @@ BOOK = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of this subcommand."""
+    """Add this subcommand's flags."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     text = "add the learning curve, in columns of N frames, and a line for every run"
     parser.add_argument("--every", type=positive, metavar="N", help=text)

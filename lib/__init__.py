@@ -5,8 +5,7 @@
     training   everything around the updates: flags, events, curves, checkpoints
     parallel   processes and machines that play for a trainer
 
-The files beside these folders serve all of them: devices, copies to a GPU, random numbers,
-printing, and the fallback from optimised to eager code. Nothing in lib imports a rung.
+The files beside these folders serve all of them. Nothing in lib imports a rung.
 """
 
 import os

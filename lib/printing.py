@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 
 def open_streams() -> None:
-    """Make printing never fail: discard text for a closed stream, escape foreign letters."""
+    """Keep printing from failing: discard text for a closed stream, escape foreign letters."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115, open until exit
         if hasattr(stream, "reconfigure"):  # a notebook's stream has none

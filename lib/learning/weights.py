@@ -1,7 +1,7 @@
 """Mixed-precision weights, with or without an average, and Adam as tensor operations.
 
-All weights of one precision lie in one tensor. So Adam is a loop or two instead of one per weight,
-which compiles faster. A compiled update that gets 20 tensors instead of 80 also begins sooner.
+All weights of one precision lie in one tensor, so Adam is a loop or two, which compile faster than
+one per weight. A compiled update that gets 20 tensors instead of 80 also begins sooner.
 """
 
 import copy
@@ -27,7 +27,7 @@ class MixedWeights:
     Args:
         network: provides the first weights and runs with the copies; its own do not change.
         learning_rate, epsilon: of Adam; a larger epsilon damps steps where gradients are small.
-        float32_layers: prefixes of the names whose copies stay in float32.
+        float32_layers: layers whose copies stay in float32, as prefixes of their names.
     """
 
     def __init__(
@@ -59,7 +59,6 @@ class MixedWeights:
         self._copied = [(self.weights, self.compute)]  # pairs: source, copy
 
     def __call__(self, compute: Weights, states: torch.Tensor) -> torch.Tensor:
-        """Run the network with these flat weights."""
         return functional_call(self.network, self.named(compute), (states,))
 
     def named(self, flat: Weights) -> Weights:
@@ -74,7 +73,6 @@ class MixedWeights:
 
     @property
     def changing(self) -> list[torch.Tensor]:
-        """All tensors that an update changes."""
         return tree_leaves([self.state_dict(), self._copied])
 
     def state_dict(self) -> dict[str, Weights]:
@@ -98,7 +96,6 @@ class MixedWeights:
 
     @torch.no_grad()
     def adam(self, gradients: Weights) -> None:
-        """Make a step of Adam, and refresh the copies."""
         # A running product, because the compiler would compute a power for every weight.
         self.mean_decay.mul_(BETAS[0])
         self.square_decay.mul_(BETAS[1])
@@ -116,7 +113,7 @@ class AveragedWeights(MixedWeights):
     """Weights with an exponential moving average (EMA), which acts and is saved.
 
     The average is a steadier agent than the last weights, because single updates change single
-    decisions. avg_reward measures this agent.
+    decisions.
 
     Attributes:
         ema_step: 1 - decay of the average, a tensor; 1 copies the weights.
@@ -135,7 +132,6 @@ class AveragedWeights(MixedWeights):
 
     @torch.no_grad()
     def adam(self, gradients: Weights) -> None:
-        """Make a step of Adam, move the average, and refresh the copies of both."""
         super().adam(gradients)
         for precision, weight in self.weights.items():
             self.ema[precision].lerp_(weight, self.ema_step)

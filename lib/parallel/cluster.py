@@ -1,7 +1,7 @@
 """Players as Ray actors, on one machine or many.
 
-Ray places the players, restarts dead ones where it finds room, and moves messages and weights
-between machines. While a player is lost, the learner continues with the others.
+Ray places the players, restarts dead ones where it finds room, and moves messages and weights.
+While a player is lost, the learner continues with the others.
 """
 
 import os

@@ -2,7 +2,7 @@
 
 A checkpoint holds the training state, the settings and the lengths of the event files. A resumed
 run cuts the files to these lengths, so nothing is logged twice. A file gets its name once it is on
-the disk, so there is always a whole one: ``previous.pt`` stands in for a damaged ``latest.pt``.
+the disk, so there is always a whole one; ``previous.pt`` stands in for a damaged ``latest.pt``.
 """
 
 import math
@@ -31,7 +31,7 @@ COUNTERS += ["first_reward", "avg_reward", "reached"]
 
 
 class CheckpointError(Exception):
-    """A checkpoint is missing or unusable; reading one raises this with a one-line reason."""
+    """A checkpoint is missing or unusable; the message says why in one line."""
 
 
 def find_checkpoint(path: Path, *kinds: str) -> Path:
@@ -43,7 +43,7 @@ def find_checkpoint(path: Path, *kinds: str) -> Path:
 
 
 def list_runs(folder: Path, script: str = "*") -> str:
-    """Return lines that ask for one of the newest runs in a folder; empty if it has none."""
+    """Return a message that names the newest runs in a folder; empty if it has none."""
     runs = [run.parent for run in folder.glob(f"{script}-*/{FOLDER}")]
     runs.sort(key=lambda run: (run / FOLDER).stat().st_mtime, reverse=True)
     names = "".join(f"  {run}\n" for run in runs[:NEWEST])
@@ -182,7 +182,7 @@ def describe_settings(run: Run, net: Any) -> dict[str, Any]:
 
 
 class RunProgress:
-    """The progress of a run: counters, random states, and lengths of the event files."""
+    """Counters and random states of a run, and the lengths of its event files."""
 
     def __init__(self, engine: Engine, run: Run) -> None:
         self.engine, self.run = engine, run
@@ -190,7 +190,6 @@ class RunProgress:
         self.gpu = None if run.device.type == "cpu" else torch.get_device_module(run.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Write the event files to the disk, then return the progress."""
         self.run.tensorboard.writer.flush()
         files = list(self.run.folder.glob(EVENT_FILES))
         for file in files:  # a checkpoint must not outlive the points that it counts

@@ -1,6 +1,6 @@
 """Games of a trained network: the trial before training ends, and the games after it.
 
-A vector environment plays them all at once. ``play.py`` plays one by one, with pictures.
+A vector environment plays them all at once; ``play.py`` plays one by one, with pictures.
 """
 
 import statistics
@@ -77,11 +77,11 @@ def play_games(
     """Play every game to its end, all at once.
 
     ``q_function`` takes states on ``device``. Each game draws its own random actions, so it does
-    not depend on the games beside it, unless ``q_function`` does.
+    not depend on the others, unless ``q_function`` does.
 
     Yields:
-        During each step, the games that ended with the step before, each with its number from 0
-        on. Then those that ended last.
+        During each step, the games that ended with the step before, each with its number from 0 on.
+        Then those that ended last.
     """
     randoms = [stream(seed, ACTIONS) for seed in games.seeds.tolist()]
     actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))
@@ -120,7 +120,7 @@ def evaluate(q_function: QFunction, run: Run) -> None:
     """After a solved run, play 30 games with epsilon 0.01, then 16 with sticky actions.
 
     All agents play the same games, none of them from training. TensorBoard gets the unclipped
-    rewards at the end, as ``evaluation/reward`` and ``evaluation/sticky_reward``.
+    rewards, as ``evaluation/reward`` and ``evaluation/sticky_reward``.
     """
     if not run.solved:
         return
@@ -163,17 +163,14 @@ class Trial:
 
     @property
     def mean(self) -> float:
-        """The mean reward of the games that ended, at least one."""
         return statistics.mean(self.rewards)
 
     @property
     def decided(self) -> bool:
-        """Whether a game was lost, or all have ended."""
         return len(self.rewards) == self.games or min(self.rewards, default=0) < 0
 
     @property
     def passed(self) -> bool:
-        """Whether all games were won, with a mean of ``--stop-reward`` or more."""
         return self.won == self.games and self.mean >= self.goal
 
 

@@ -49,8 +49,8 @@ def launch(
 ) -> NoReturn:
     """Run a rung as a program.
 
-    Exit codes: 0 solved (even if a signal ends the games after training) or frame limit reached,
-    1 failure (in one line), 2 bad arguments, 128 + the signal that ended training (130: Ctrl-C).
+    Exit codes: 0 solved (even if a signal ends the games after training) or frame limit reached, 1
+    failure (in one line), 2 bad arguments, 128 + the signal that ended training (130: Ctrl-C).
     """
     script, folder, lock = Path(sys.argv[0]).stem, None, None
     open_streams()
@@ -172,7 +172,7 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
 def open_event_file(folder: Path) -> TensorboardLogger:
     """Open a new event file, which TensorBoard reads after the earlier ones.
 
-    The time in a name decides the order, and the clock of an earlier machine may have been ahead.
+    The time in a name decides the order, and an earlier machine's clock may have been ahead.
     """
     times = [int(file.name.split(".")[3]) for file in folder.glob(EVENT_FILES)]
     with patch("time.time", return_value=max([time.time(), *(last + 1 for last in times)])):
@@ -216,7 +216,7 @@ def changed(params: Options) -> list[str]:
 
 
 def print_outcome(run: Run) -> None:
-    """Print the outcome of training, and how long it took, as the book does."""
+    """Print the outcome of training."""
     outcome = run.outcome or {}
     fps, time_passed = outcome["fps"], timedelta(seconds=int(outcome["seconds"]))
     reward = f"avg_reward {outcome['avg_reward']:.2f}" if outcome["episodes"] else "no game ended"

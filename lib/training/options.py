@@ -1,8 +1,8 @@
 """The options of rungs: frozen dataclasses in which every field is also a flag.
 
 ``option`` makes a field. The options of a rung with a replay buffer inherit from ``ReplayOptions``;
-those of 07, 08 and 10 are in ``lib.training.speedrun_options``. ``lib.training.flags`` reads them
-from the command line. A rung calls them ``params``, as the book does.
+those of 07, 08 and 10 are in ``lib.training.speedrun_options``. A rung calls them ``params``, as
+the book does.
 """
 
 import math
@@ -37,8 +37,7 @@ def option(
     Args:
         default: gives the flag its type; None is a float without a default.
         help: one plain sentence for ``--help``.
-        low: the smallest number accepted.
-        high: the largest number accepted, where more would exceed memory or overflow.
+        low, high: limits of a number; beyond ``high``, it would exceed memory or overflow.
         choices: the strings accepted.
         group: a heading of ``--help``, one of ``lib.training.flags.GROUPS``.
         may_change: whether it may change when a run is resumed.
@@ -172,7 +171,6 @@ class ReplayOptions(CommonOptions):
         return message or super().validation_error()
 
     def _least_replay_size(self) -> int:
-        """Return the capacity that holds all frames of what arrives between two updates."""
         envs, stack = getattr(self, "envs", 1), self.preprocessing.stack
         if message := getattr(self, "message_steps", 0):  # with the frames that it repeats
             return envs * (message + getattr(self, "n_steps", 1) + stack - 1)
@@ -227,7 +225,7 @@ class PlayerOptions(ReplayOptions):
 
 @dataclass(frozen=True)
 class PrecisionOptions(CommonOptions):
-    """Settings of rungs with a choice of precision; a resumed run keeps what ``auto`` stood for."""
+    """Settings of rungs with a choice of precision; a resumed run keeps the one it began with."""
 
     precision: str = run_option(
         "auto",

@@ -49,7 +49,6 @@ class Run(Generic[Options]):
         return self.outcome is not None and bool(self.outcome["solved"])
 
     def write_outcome(self, state: State) -> None:
-        """Set the outcome, and write it to TensorBoard."""
         self.outcome = {
             "frames": state.frames,
             "updates": state.iteration,
@@ -101,14 +100,14 @@ def on_signals(handler: Callable[[int, Any], Any]) -> None:
 
 
 def set_signals(handlers: Mapping[int, Any]) -> None:
-    """Set handlers of signals; do nothing outside the main thread, as Python allows none there."""
+    """Set handlers of signals; outside the main thread, where Python allows none, do nothing."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def describe_device_error(error: Exception) -> str | None:
-    """Describe an error of the GPU or of memory in one line; None if it is of another kind."""
+    """Describe an error of the GPU or of memory in one line; return None for other errors."""
     line = str(error).strip().split("\n")[0]
     if isinstance(error, MemoryError) or "can't allocate memory" in line:
         return f"out of memory: {line or 'Python'}; a smaller --replay-size may fit"
