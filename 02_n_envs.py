@@ -32,7 +32,7 @@ from torch.optim import Adam
 
 @dataclass(frozen=True)
 class Options(ReplayOptions):
-    """The settings of this rung."""
+    """Settings of this rung."""
 
     envs: int = option(3, "environments, stepped in turn", low=1, high=256, group="playing")
     steps: int = option(1, "frames per environment and update", low=1, high=256, group="playing")

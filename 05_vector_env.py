@@ -4,8 +4,8 @@
 without Python's interpreter lock. The rung sends the actions, learns from the last transitions, and
 only then receives the new frames. So on a GPU, playing costs time only if it takes longer than the
 update; on a CPU, both share the cores. One forward pass chooses all actions. Network and loss are
-the same as in 02_n_envs.py, but the maximum of two frames is taken in grey, not in colour (a
-difference of up to 16 greys at edges), and no FIRE follows a lost life.
+the same as in 02_n_envs.py, but the maximum of two frames is taken in grey, not in colour, and no
+FIRE follows a lost life.
 
 The book does not cover this rung or the later ones.
 """
@@ -33,7 +33,7 @@ from torch.optim import Adam
 
 @dataclass(frozen=True)
 class Options(ReplayOptions):
-    """The settings of this rung."""
+    """Settings of this rung."""
 
     envs: int = option(8, "environments, stepped together", low=1, high=256, group="playing")
     stack: int = option(4, "stacked frames per state", low=1, high=16, group="wrappers")

@@ -32,7 +32,7 @@ from torch.func import grad_and_value
 
 @dataclass(frozen=True)
 class Options(PrecisionOptions, ReplayOptions):
-    """The settings of this rung."""
+    """Settings of this rung."""
 
     envs: int = option(8, "environments, stepped together", low=1, high=256, group="playing")
     stack: int = option(4, "stacked frames per state", low=1, high=16, group="wrappers")

@@ -34,7 +34,7 @@ from torch.optim import Adam
 
 @dataclass(frozen=True)
 class Options(ClusterOptions):
-    """The settings of this rung."""
+    """Settings of this rung."""
 
     n_steps: int = option(3, "n of the n-step transitions", low=1, high=8)
     batch_size: int = option(128, "transitions per update", low=1, high=65_536)

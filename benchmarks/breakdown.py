@@ -7,7 +7,7 @@ before the profiler starts, because it slows a rung down. Flags after -- go to e
     python -m benchmarks breakdown 01_baseline 03_parallel
     python -m benchmarks breakdown 01 03 05 08 -- --amp       results/timeline.png
 
-Files: breakdown.md, breakdown.csv, breakdown.png, timeline.png, and a folder for each rung with its
+Files: breakdown.md, breakdown.csv, breakdown.png, timeline.png, and for each rung a folder with its
 traces, for ui.perfetto.dev, and torch's table of its longest operators.
 """
 

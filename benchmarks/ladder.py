@@ -8,8 +8,8 @@ short runs rather than a few long ones. Flags after -- go to every rung.
     python -m benchmarks ladder --frames 10000 --seeds 0-2    compare FPS
     python -m benchmarks ladder --solve -- --cuda             run to 17
     python -m benchmarks ladder --rungs 01 03 -- --amp        some rungs, another setting
+    python -m benchmarks ladder --rungs 02 --vary envs 1 2 3
     python -m benchmarks ladder --rungs 04_new_wrappers_n --vary max-pool off on
-    python -m benchmarks ladder --rungs 07 --solve --vary gamma 0.97 0.99 -- --max-frames 400000
 """
 
 import argparse
@@ -158,7 +158,7 @@ def run_rung(command: Command, run_dir: Path) -> int:
 
 
 def choose(beginnings: list[str]) -> list[Path]:
-    """Return the rungs whose names begin with these texts, in the order of the ladder."""
+    """Return the rungs whose names begin with these texts, in order."""
     rungs = sorted(ROOT.glob("[0-9][0-9]_*.py"))
     for beginning in beginnings:
         if not any(rung.stem.startswith(beginning) for rung in rungs):

@@ -3,7 +3,7 @@
     python peer_loops.py {ptan,sb3} [flags]
 
 ``python -m benchmarks peers`` starts it in the peers' environment. The last line is the FPS after
-filling. ptan has no loop, so that is ours, with ptan's wrappers, agent, source and buffer.
+filling. ptan has no loop, so ours drives ptan's wrappers, agent, source and buffer.
 """
 
 import argparse

@@ -5,7 +5,6 @@ frames; an update of 32 per four frames; a player process with updates of 128, w
 Stable-Baselines3 lacks. All take turns, so that a drifting machine favours nobody. The peers need
 the environment of requirements-peers.txt.
 
-    python -m benchmarks peers
     python -m benchmarks peers --amp
 """
 

@@ -25,7 +25,7 @@ ADVICE = {  # appended to torch's errors
 
 
 def cores() -> int:
-    """Return the number of CPUs that this process may use, within its container's limit."""
+    """Return the number of CPUs that this process and its container may use."""
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
         count = len(os.sched_getaffinity(0))

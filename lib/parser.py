@@ -1,4 +1,4 @@
-"""A parser that prints errors in one line. It imports nothing slow, so --help is quick."""
+"""A parser for the command line. It imports nothing slow, so --help is quick."""
 
 import argparse
 from typing import NoReturn

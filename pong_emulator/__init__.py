@@ -122,10 +122,8 @@ def PongVectorEnv(  # noqa: N802, used like a class
 def prepare(device: str = "cpu") -> None:
     """Compile the emulator now, or load it from the cache, so that no games wait for it.
 
-    For a GPU, this compiles only the kernels; its games need the CPU's part, too.
-
-    Raises:
-        EmulatorError: something is missing, see ``missing``.
+    For a GPU, this compiles only the kernels; its games need the CPU's part, too. Raise
+    EmulatorError if something is missing, see ``missing``.
     """
     if device.startswith("cuda"):
         if problem := missing(device):
@@ -153,12 +151,9 @@ def _prepared(device: str) -> Path:
 def preparing(device: Any = "cpu") -> Iterator[None]:
     """Run ``prepare`` in other processes during the ``with`` block, and wait for them at its end.
 
-    One compiles for the CPU, and one for the GPU if ``device`` is a usable one. If one fails, the
-    first games compile, and raise the error. Signals to this process or its group do not reach
-    them.
-
-    Raises:
-        EmulatorError: something is missing on the CPU, see ``missing``.
+    One compiles for the CPU, another for the GPU if ``device`` is one. If one fails, the first
+    games compile, and raise the error. Signals to this process or its group do not reach them.
+    Raise EmulatorError if something is missing on the CPU.
     """
     if problem := missing():
         raise EmulatorError(problem)

@@ -30,8 +30,8 @@ KEPT = 24 * 3600  # seconds for which other versions' folders are kept
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function, with int64 for all integers, when a compiled one first calls it.
 
-    A GPU, whose registers have 32 bits, gets int32 (see ``cuda.py``). By default, Numba compiles a
-    function for every constant and integer type: `write` 24 times.
+    A GPU, whose registers have 32 bits, gets int32. By default, Numba compiles a function for every
+    constant and integer type: `write` 24 times.
     """
     if numba.config.DISABLE_JIT:  # Numba's own switch, to debug functions in Python
         return function

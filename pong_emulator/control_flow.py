@@ -5,7 +5,7 @@ every way to that one leads through it. A block belongs into a branch if only th
 it, and behind its dominator if several ways meet in it. A jump back to a dominating block is a
 loop.
 
-Source: Ramsey, Beyond Relooper, ICFP 2022, doi:10.1145/3547621, for this use of dominators.
+Source: Ramsey, Beyond Relooper, ICFP 2022, doi:10.1145/3547621.
 """
 
 from collections.abc import Iterator
@@ -198,7 +198,6 @@ class Structure:
             self.children[self._place(start)].append(start)
 
     def _dominators(self, order: list[int]) -> dict[int, set[int]]:
-        """Return for every block those that every way to it leads through, itself included."""
         dominators = {start: set(order) for start in order} | {order[0]: {order[0]}}
         before: dict[int, set[int]] = {}
         while before != dominators:

@@ -4,8 +4,8 @@ A step is two kernels. ``play`` gives every game a thread, which emulates and lo
 the screen. ``see`` gives every game a block of threads, which share the columns of its pictures,
 then the pixels of the observation.
 
-At a reset, all games would wait for up to 29 emulated frames. But nothing in the emulator is
-random, so the state after each number of frames is computed once, and copied.
+At a reset, all games would wait for up to 29 emulated frames. As nothing in the emulator is random,
+the state after each number of frames is computed once, and copied.
 """
 
 from collections.abc import Callable
@@ -70,10 +70,10 @@ def play(games, beginnings, noops, actions, skip, max_pool, limit, rewards, over
 
     Args:
         games: int32 (games, FIELDS), the state.
-        beginnings: int32 (numbers, FIELDS), a new game's state after each number of emulated
-            frames.
-        noops, actions, rewards, over, cut: as for ``games``.
-        skip, max_pool, limit: the settings of ``games.step_games``.
+        beginnings: int32 (numbers, FIELDS), see ``beginnings``.
+        noops: as for ``games.reset_games``.
+        actions, rewards, over, cut: as for ``games.step_games``.
+        skip, max_pool, limit: its settings.
         most: int32 (2,), output: the first number becomes that of a picture's changes, if too many.
     """
     s, g = games.T, cuda.grid(1)
@@ -175,8 +175,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     """``PongVectorEnv`` with ``device="cuda"``: the same games, and nothing leaves the device.
 
     Actions, observations, rewards, ends and the numbers in ``info`` are torch tensors on the
-    device. ``send`` launches kernels on torch's current stream without waiting for them. There is
-    no ``info["final_obs"]``, and invalid actions do nothing.
+    device. ``send`` launches kernels on torch's current stream. There is no ``info["final_obs"]``,
+    and invalid actions do nothing.
     """
 
     def __init__(
@@ -239,9 +239,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         """Begin a step with actions, int64 (num_envs,): a tensor on the device, or an array.
 
         Raises:
-            ValueError: actions have another shape, or are not integers.
             EmulatorError: a picture some steps ago could not be drawn correctly.
-            gymnasium.error.Error: as for ``ThreadedPongVectorEnv.send``.
+            ValueError, gymnasium.error.Error: as for ``ThreadedPongVectorEnv.send``.
         """
         self._check_turn("send")
         actions = torch.as_tensor(actions, device=self.device)
@@ -274,7 +273,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         """Return a function that plays a step with these tensors of the device, again and again.
 
         It only launches two kernels, so a CUDA graph can capture it after a first call. Its caller
-        must look at the counts, see ``check``.
+        must call ``check``.
 
         Args:
             actions: int64 (num_envs,).

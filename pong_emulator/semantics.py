@@ -46,7 +46,6 @@ class Step(NamedTuple):
 
     @property
     def needs_time(self) -> bool:
-        """Whether ``t`` must be up to date before it."""
         return self.call is not None or re.search(r"\bt\b(?! \+=)", self.text) is not None
 
 

@@ -26,8 +26,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     """``PongVectorEnv`` with ``device="cpu"``.
 
     During a step, each thread owns its games' columns of the state, their rows of the observations
-    and results, and its own scratch memory. It only reads everything else. Only the caller's thread
-    replaces that, in ``_settle`` and ``_seed``, when no other thread is playing.
+    and results, and its scratch memory. Only the caller's thread replaces everything else, in
+    ``_settle`` and ``_seed``, when no other thread is playing.
     """
 
     # A step in progress: shares of other threads, and those left to the thread that waits.

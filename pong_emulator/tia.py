@@ -46,7 +46,7 @@ def record(s, g, clock, field, value):
 
 @compiled
 def collide(s, g, clock):
-    """Find what the ball has touched up to a clock; call it before anything changes."""
+    """Find what the ball has touched up to a clock; call it before any change."""
     begin, end = max(s[COLLIDED, g], FIRST_CLOCK), min(clock, LAST_CLOCK)
     s[COLLIDED, g] = clock
     if s[BALL, g] == 0 or s[VBLANK, g] != 0:

@@ -163,10 +163,7 @@ class BasePongVectorEnv(VectorEnv):
         return picture
 
     def render(self) -> tuple[np.ndarray, ...] | None:
-        """Return every game's last picture, uint8 (210, 160, 3), or None without a render mode.
-
-        Errors are those of ``screen``.
-        """
+        """Return every game's last picture, uint8 (210, 160, 3), or None without a render mode."""
         if self.render_mode is None:
             return None
         self._check_turn("render")

@@ -8,7 +8,7 @@ command measures as on a CPU without AVX-512.
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks techniques --out runs/avx2
     python -m benchmarks techniques --cuda --only calls device compilation precision copies
 
-Files: techniques-cpu.md, its rows as .csv, and a picture with a panel for each part, .png.
+Files: a table, .md and .csv, and a picture with a panel for each part, .png.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The DeepMind preprocessing of Atari games, in PyTorch's layout (channels first).
 
 Source: Mnih et al., Nature 518 (2015), methods; Machado et al., arXiv:1709.06009, for the effect of
-each choice. Every wrapper has one job; ``make_atari`` and ``wrap_deepmind`` combine them.
+each choice. ``make_atari`` and ``wrap_deepmind`` combine the wrappers.
 """
 
 import re
@@ -191,8 +191,8 @@ class ClipReward(gym.RewardWrapper):
 class LazyFrames:
     """Stacked frames, (c, height, width) each, that are concatenated only when needed.
 
-    Consecutive stacks share their frames, so each frame is in memory once. ``frames`` has them
-    without a copy, oldest first. ``np.asarray(stack)`` is quicker than ``torch.tensor(stack)``.
+    Consecutive stacks share their frames, so each frame is in memory once. ``frames`` has them,
+    oldest first. ``np.asarray(stack)`` is quicker than ``torch.tensor(stack)``.
     """
 
     def __init__(self, frames: Sequence[np.ndarray]) -> None:

@@ -35,7 +35,7 @@ def plays_games(device: torch.device) -> bool:
 
 
 def first_games(device: torch.device) -> dict[str, torch.Tensor]:
-    """Play 48 steps of four games, truncated so early that new games begin."""
+    """Play 48 steps of four games, and truncate them so early that new ones begin."""
     random, steps = np.random.default_rng(0), []
     make: Any = pong_emulator.PongVectorEnv
     envs = make(4, device=device, stack=1, max_num_frames_per_episode=100)

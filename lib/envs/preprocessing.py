@@ -18,10 +18,9 @@ class Preprocessing:
     Args:
         env, skip, max_pool, noop_max: as for ``lib.envs.atari_wrappers.make_atari``.
         stack, resize, fire_reset, episodic_life: as for ``wrap_deepmind`` there.
-        vector_env: True: as in ALE's vector environment and our emulator, with the maximum of two
-            grey frames, and FIRE only at the start of a game. False: as in
-            ``lib.envs.atari_wrappers``, with the maximum of two colour frames, and FIRE after each
-            lost life, too.
+        vector_env: take the maximum in grey, and press FIRE only at the start of a game, as ALE's
+            vector environment and our emulator do. False: take it in colour, and press FIRE after
+            each lost life, too, as the wrappers do.
         rows: the rows of the 84 that a state shows, [first, last).
         actions: the game's actions in the order of the network's values; None: all.
         half: average blocks of 2x2 pixels, which leaves a quarter of the data.

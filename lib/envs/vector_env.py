@@ -1,7 +1,6 @@
 """Vector environments: ALE's in C++, and our own emulator's, which has the same methods.
 
-Both play in threads, without the interpreter's lock. ``send`` hands over the actions and returns at
-once; ``recv`` waits for the frames.
+Both play between ``send`` and ``recv``, in threads without the interpreter's lock.
 """
 
 from collections.abc import Callable, Iterator

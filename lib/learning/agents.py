@@ -86,13 +86,13 @@ def sample_softmax(values: Any, temperature: float, noise: Any = None) -> Any:
     """Sample actions from softmax(values / temperature), int64 (n,); temperature 0: greedy.
 
     This breaks near-ties at random and keeps clear choices. Pong is deterministic, so a greedy
-    agent that loses a point may get the same serve again, and lose every point in the same way.
+    agent that loses a point may lose every point in the same way.
 
     Args:
         values: float32 (n, actions), torch or NumPy.
         temperature: about a tenth of the usual gap between the best two values.
-        noise: Gumbel noise, (n, actions), with which the greatest sum is a sample; None: torch
-            draws it.
+        noise: Gumbel noise, (n, actions); the greatest sum of value and noise is a sample. None:
+            torch draws it.
     """
     if noise is None:
         noise = -torch.empty_like(values).exponential_().log()

@@ -1,7 +1,7 @@
 """An update as one closed function: compiled, in low precision, and a CUDA graph on the GPU.
 
 ``torch.func`` computes the gradients, and Adam is written as tensor operations, so the compiler
-sees the whole update. It fuses all but convolutions and matrix products into a few loops.
+sees the whole update.
 """
 
 import logging
@@ -134,7 +134,7 @@ def graph_or_eager(
     """Capture a function as one CUDA graph if the device supports it; otherwise return it.
 
     Capturing calls the function, and then restores the tensors in ``changing``; leave out those
-    that the caller restores. ``name`` says in a warning what was not captured.
+    that the caller restores. ``name`` is for the warning.
     """
     if not (captures and is_asynchronous(device)):
         return function
@@ -145,8 +145,8 @@ def graph_or_eager(
 class CapturedForward:
     """A function of states, for choosing actions; on a GPU, one CUDA graph.
 
-    The CPU takes longer to launch its twenty or so kernels than the GPU to run them. Batches
-    smaller than ``states_shape`` are padded with old states.
+    The CPU takes longer to launch its twenty or so kernels than the GPU to run them. Batches may be
+    smaller than ``states_shape``.
 
     Args:
         function: maps states, uint8 (n, stack, height, width), to one or more tensors (n, ...).
@@ -204,5 +204,4 @@ class CompiledUpdate:
             self._call = graph_or_eager("the update", self._call, self._device)
 
     def __call__(self) -> torch.Tensor:
-        """Make an update and return the loss, on the device."""
         return self._call().clone()  # the next replay overwrites it

@@ -87,8 +87,8 @@ class DuelingDQN(DQN):
     Wang et al., arXiv:1511.06581, for the dueling heads: the value of a state and the advantages of
     its actions, so that learning about one action helps all.
 
-    Its input has half the resolution. So its first kernel, 4x4 in strides of 2, sees as much of the
-    picture as DQN's, with a quarter of the operations.
+    Its input has half the resolution, so its first kernel of 4x4 sees as much of the picture as
+    DQN's, with a quarter of the operations.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: float) -> torch.Tensor:
     """Return the mean squared Bellman error of a batch, a float32 scalar.
 
-    No value follows a terminal state. The gradient flows only through ``q`` if ``next_q`` has none.
+    No value follows a terminal state.
 
     Source: Mnih et al., Nature 518 (2015), algorithm 1.
 
@@ -25,8 +25,8 @@ def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: flo
 def squared_error(q: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the mean squared error of the values of the actions taken, a float32 scalar.
 
-    ``q`` has the values of all actions, (batch, actions). ``actions``, int64 (batch,), were taken;
-    ``targets`` are float32 (batch,).
+    ``q``, (batch, actions), has the values of all actions. ``actions`` are int64 (batch,),
+    ``targets`` float32 (batch,).
     """
     taken = q.gather(1, actions.unsqueeze(1)).squeeze(1)
     return mse_loss(taken.float(), targets)

@@ -96,8 +96,7 @@ class ReplayRings:
     def _store(self, frames: np.ndarray, windows: np.ndarray, *columns: np.ndarray) -> None:
         """Write new transitions and frames over the oldest ones.
 
-        ``windows`` are numbers of frames, int64 (transitions, window). Raise ValueError if the
-        buffer is too small for so many at once.
+        ``windows`` are numbers of frames, int64 (transitions, window).
         """
         slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
         rows = (self.added + np.arange(len(windows))) % self.capacity

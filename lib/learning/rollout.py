@@ -99,7 +99,6 @@ class Rollout:
 
     @property
     def changing(self) -> list[torch.Tensor]:
-        """The tensors that ``record_choice``, ``record_outcome`` and ``finish`` change."""
         played = [self._states, self._values, self._actions, self._rewards, self._dones]
         return [*played, *self.targets, self._place, self._order, self.position]
 

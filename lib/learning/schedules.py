@@ -25,7 +25,7 @@ class LinearSchedule:
 
 
 class WinRate:
-    """Share of points won, an exponential moving average over ``points``; 0 to 1.
+    """Share of points won, 0 to 1, an exponential moving average over ``points``.
 
     It follows the agent sooner than the smoothed reward, because a game has 21 points or more.
     """

@@ -1,7 +1,7 @@
 """Mixed-precision weights, with or without an average, and Adam as tensor operations.
 
-All weights of one precision lie in one tensor, so Adam is a loop or two, which compile faster than
-one per weight. A compiled update that gets 20 tensors instead of 80 also begins sooner.
+All weights of one precision lie in one tensor. So Adam is one or two loops, which compile fast, and
+a compiled update begins sooner, because it gets 20 tensors instead of 80.
 """
 
 import copy
@@ -26,7 +26,7 @@ class MixedWeights:
 
     Args:
         network: provides the first weights and runs with the copies; its own do not change.
-        learning_rate, epsilon: of Adam; a larger epsilon damps steps where gradients are small.
+        learning_rate, epsilon: of Adam.
         float32_layers: layers whose copies stay in float32, as prefixes of their names.
     """
 
@@ -112,8 +112,7 @@ class MixedWeights:
 class AveragedWeights(MixedWeights):
     """Weights with an exponential moving average (EMA), which acts and is saved.
 
-    The average is a steadier agent than the last weights, because single updates change single
-    decisions.
+    It is a steadier agent than the last weights, because single updates change single decisions.
 
     Attributes:
         ema_step: 1 - decay of the average, a tensor; 1 copies the weights.
@@ -138,7 +137,6 @@ class AveragedWeights(MixedWeights):
             self.ema_compute[precision].copy_(self.ema[precision])
 
     def agent(self) -> nn.Module:
-        """Return a network with the present average of the weights."""
         agent = copy.deepcopy(self.network)
         agent.load_state_dict(self.named(self.ema))
         return agent

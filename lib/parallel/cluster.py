@@ -36,14 +36,13 @@ ANSWER_SECONDS = 5.0  # for a cluster to answer
 class Players:
     """The players and their messages, within a ``with`` block.
 
-    Iterating yields lists of new messages; an empty one after a second without any, so that the
-    caller can stop. A ``Failure`` ends the iteration, and is raised when the block ends.
+    Iterating yields lists of new messages, some of them empty, so that the caller can stop. A
+    ``Failure`` ends the iteration, and is raised when the block ends.
 
     Args:
         player: a class. Each actor makes an object of its number and ``args``, whose method
             ``play`` takes ``VersionedWeights`` and returns a ``Message``.
         params: the number of players, their cluster, and how long to wait for them.
-        args: passed to ``player``.
     """
 
     def __init__(self, player: type, params: ClusterOptions, *args: Any) -> None:

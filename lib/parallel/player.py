@@ -3,8 +3,8 @@
 The queue is a duplex pipe. The player sends its steps, and the trainer answers with the number of
 steps it has taken. A player that is ``bound`` steps ahead waits for this answer.
 
-If one side dies, the other reads the end of the pipe at once. A ``multiprocessing.Queue`` could
-hang, because a dead process may still hold its lock.
+If one side dies, the other reads the end of the pipe at once; a ``multiprocessing.Queue`` could
+hang.
 """
 
 import copy
@@ -61,7 +61,6 @@ class Player:
     Args:
         target: a module-level function, called in the player with the queue and ``args``. Its
             exceptions become the trainer's ``Failure``.
-        args: passed to ``target``.
         bound: how many steps the player may be ahead.
         options: the player's device, and the seconds after which it counts as lost.
     """
@@ -203,7 +202,7 @@ class Packed:
 def signals_blocked(numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
     """Start processes that never see the signals that end a run; the trainer decides.
 
-    Signals reach all processes of a terminal or job. In this process they arrive afterwards.
+    Signals reach all processes of a terminal or job; this one gets them afterwards.
     """
     if sys.platform == "win32":
         yield

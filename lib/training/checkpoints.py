@@ -1,8 +1,8 @@
 """Checkpoints of a run: RUN_DIR/checkpoints/ has latest.pt, previous.pt, best.pt and solved.pt.
 
 A checkpoint holds the training state, the settings and the lengths of the event files. A resumed
-run cuts the files to these lengths, so nothing is logged twice. A file gets its name once it is on
-the disk, so there is always a whole one; ``previous.pt`` stands in for a damaged ``latest.pt``.
+run cuts the files to these lengths. A file gets its name once it is on the disk, so there is always
+a whole one; ``previous.pt`` stands in for a damaged ``latest.pt``.
 """
 
 import math
@@ -103,7 +103,7 @@ def save_checkpoints(
     """Save every ``--checkpoint-every`` updates and at the end; resume from ``run.checkpoint``.
 
     Each part of ``saved`` and ``figures`` has ``state_dict`` and ``load_state_dict``. Figures are
-    loaded once the engine has started, because ignite resets them then.
+    loaded after the engine has started, because ignite resets them then.
     """
     params, folder, state = run.params, run.folder / FOLDER, engine.state
     figures = {"progress": RunProgress(engine, run), **figures}

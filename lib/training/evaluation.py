@@ -80,8 +80,8 @@ def play_games(
     not depend on the others, unless ``q_function`` does.
 
     Yields:
-        During each step, the games that ended with the step before, each with its number from 0 on.
-        Then those that ended last.
+        During each step, the games that ended with the step before, each with its number; then
+        those that ended last.
     """
     randoms = [stream(seed, ACTIONS) for seed in games.seeds.tolist()]
     actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))
@@ -120,7 +120,7 @@ def evaluate(q_function: QFunction, run: Run) -> None:
     """After a solved run, play 30 games with epsilon 0.01, then 16 with sticky actions.
 
     All agents play the same games, none of them from training. TensorBoard gets the unclipped
-    rewards, as ``evaluation/reward`` and ``evaluation/sticky_reward``.
+    rewards.
     """
     if not run.solved:
         return
@@ -177,8 +177,7 @@ class Trial:
 def run_trial(agent: QFunction, engine: Engine, run: Run) -> Trial:
     """Play ``--trial-games`` new games at once, with epsilon 0.01, or until a signal arrives.
 
-    Seed and frame decide which games. They begin with FIRE and up to 58 no-ops; with up to 28, as
-    in training, the agent would know every start.
+    Seed and frame decide which games. They begin with FIRE and up to 58 no-ops.
     """
     params = run.params
     seeds = game_seeds(params.seed, params.trial_games, TRIAL, engine.state.frames)

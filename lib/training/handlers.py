@@ -108,7 +108,7 @@ def stop_when_solved(
     """Stop when the game is solved, but not before the first update or without a goal.
 
     Once avg_reward has reached the goal, ``passes`` decides, again every ``trial_every`` episodes.
-    Attach this after curves and terminal, so that they show the decisive game first.
+    Attach this after curves and terminal, which show the decisive game first.
     """
     state = engine.state
     next_trial = 0
@@ -229,7 +229,6 @@ class AverageLoss:
         self._losses.append(engine.state.output)
 
     def compute(self) -> float:
-        """Wait for the device, and return the average."""
         losses, self._losses = self._losses, []
         for loss in torch.stack([*map(torch.as_tensor, losses)]).cpu() if losses else ():
             kept = self._value
@@ -262,7 +261,7 @@ def track_loss(engine: Engine) -> AverageLoss:
 def warn_if_network_died(engine: Engine, net: Any) -> None:
     """Warn once if the first layer's weights did not change in 1,000 updates.
 
-    Then a later layer is 0 in every state (dead ReLUs), and no gradient ever gets past it.
+    If so, a later layer is 0 in every state (dead ReLUs), and no gradient gets past it.
     """
     looks = Events.ITERATION_COMPLETED(every=CHECK_EVERY)
     last: torch.Tensor | None = None
@@ -303,8 +302,7 @@ def stop_early(engine: Engine, run: Run) -> None:
 def end_training(engine: Engine, run: Run) -> None:
     """Write the outcome when training ends, even by a second Ctrl-C, and reset the signals.
 
-    A failed run has no outcome. Attach this after the checkpoints, so that the last one is saved
-    first.
+    A failed run has no outcome. Attach this after the checkpoints, which are saved first.
     """
 
     @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)

@@ -130,7 +130,6 @@ def launch(
 
 
 def _free_memory(error: BaseException) -> None:
-    """Free the memory of a failed run, which the frames of its traceback hold."""
     traceback.clear_frames(error.__traceback__)
     gc.collect()
 
@@ -196,7 +195,7 @@ def make_folder(params: Options, script: str) -> Path:
 def changed(params: Options) -> list[str]:
     """Abbreviate the settings that differ from the defaults, for the name of the run folder.
 
-    Leave out those that may change when it is resumed, and those that make the name too long.
+    Leave out those that may change on ``--resume``, and those that make the name too long.
     """
     usual = replace(type(params)(), device=params.device, cuda=params.cuda, amp=params.amp)
     usual, parts = usual.resolved(), list[str]()
