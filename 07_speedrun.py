@@ -10,10 +10,10 @@ of DQN's weights, a normalised hidden layer and dueling heads. It sees two stack
 the resolution, cropped to the part between the walls, and plays the three of Pong's six actions
 that differ.
 
-The agent acts with a moving average of the weights, which moves more slowly as it wins more, and
-whose values also make the targets. It breaks near-ties at random, so it does not lose rally after
-rally in the same way. Training ends when it wins 64 of 64 games without learning. On a CPU, half of
-the cores learn; the games get the rest.
+The agent acts with a moving average of the weights, which follows them more slowly as the agent
+wins more. Its values also make the targets. The agent breaks near-ties at random, so it does not
+lose rally after rally in the same way. Training ends when it wins 64 of 64 games without learning.
+On a CPU, half of the cores learn; the games get the rest.
 
 For the gain of each idea, see results/tried.md and results/epyc-zen4-2core/speedrun-without.
 """

@@ -8,7 +8,6 @@ short runs rather than a few long ones. Flags after -- go to every rung.
     python -m benchmarks ladder --frames 10000 --seeds 0-2    compare FPS
     python -m benchmarks ladder --solve -- --cuda             run to 17
     python -m benchmarks ladder --rungs 01 03 -- --amp        some rungs, another setting
-    python -m benchmarks ladder --rungs 02 --vary envs 1 2 3
     python -m benchmarks ladder --rungs 04_new_wrappers_n --vary max-pool off on
 """
 

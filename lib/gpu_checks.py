@@ -2,7 +2,7 @@
 
 A run tries torch.compile, CUDA graphs, games on the GPU, and CUDA IPC (GPU memory shared by two
 processes) once before using them. If one raises, or its games differ from the CPU's, the run
-continues without it and prints one line, which TensorBoard's HPARAMS tab has as "left_out".
+continues without it and prints one line, which is "left_out" in TensorBoard's HPARAMS tab.
 """
 
 from collections.abc import Callable

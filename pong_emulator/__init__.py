@@ -97,7 +97,7 @@ def PongVectorEnv(  # noqa: N802, used like a class
         render_mode: rgb_array, for which ``render`` returns pictures; or None.
 
     Raises:
-        ValueError: an argument is out of range, or there are not as many seeds as games.
+        ValueError: an argument is out of range or unknown, or there are not as many seeds as games.
         EmulatorError: something is missing, see ``missing``.
     """
     if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):

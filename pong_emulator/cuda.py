@@ -239,8 +239,9 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         """Begin a step with actions, int64 (num_envs,): a tensor on the device, or an array.
 
         Raises:
+            ValueError: actions have another shape, or are not integers.
             EmulatorError: a picture some steps ago could not be drawn correctly.
-            ValueError, gymnasium.error.Error: as for ``ThreadedPongVectorEnv.send``.
+            gymnasium.error.Error: as for ``ThreadedPongVectorEnv.send``.
         """
         self._check_turn("send")
         actions = torch.as_tensor(actions, device=self.device)

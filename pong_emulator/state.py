@@ -1,7 +1,8 @@
 """The state of a game: one column of numbers, read from top to bottom.
 
-All games are an array ``s``, int32 (FIELDS, games). Clocks are colour clocks of the television,
-three to a cycle of the processor. Both count from the line in which the last picture was completed.
+All games are an array ``s``, int32 (FIELDS, games), in which the numbers of a game lie side by
+side. Clocks are colour clocks of the television, three to a cycle of the processor. Both count from
+the line in which the last picture was completed.
 """
 
 from itertools import count

@@ -26,7 +26,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     """``PongVectorEnv`` with ``device="cpu"``.
 
     During a step, each thread owns its games' columns of the state, their rows of the observations
-    and results, and its scratch memory. Only the caller's thread replaces everything else, in
+    and results, and its scratch memory. Only the caller's thread changes anything else, in
     ``_settle`` and ``_seed``, when no other thread is playing.
     """
 
@@ -76,7 +76,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     def send(self, actions: np.ndarray) -> None:
         """Begin a step with these actions, integers (num_envs,), and return at once.
 
-        With one thread, ``recv`` plays, because another thread would only take its core.
+        With one thread, ``recv`` plays, because another thread would only take the core from this
+        one.
 
         Raises:
             ValueError: actions are invalid.

@@ -106,7 +106,6 @@ class TensorVectorEnv:
 
     @property
     def changing(self) -> list[torch.Tensor]:
-        """All tensors that a step changes and later steps depend on."""
         kept = [self.states, *self._outcome, self._game, self._ends, self._points, self._place]
         return [*kept, self._envs.changing] if self.captures else kept
 
