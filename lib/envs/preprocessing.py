@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-# The rows between the walls, without the lowest four of 64. After halving, those would add a row to
-# the first convolution's output that the second one, of stride 2, does not reach.
+# The 64 rows between the walls, without the lowest four. After halving, these would only add a row
+# that the second convolution, of stride 2, does not reach.
 PONG_ROWS = (13, 73)
 PONG_ACTIONS = (0, 2, 3)  # stay, up and down; the other three do the same
 

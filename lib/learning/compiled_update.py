@@ -79,7 +79,7 @@ def end_capture(stream: torch.cuda.Stream, pool: tuple[int, int]) -> None:
     with suppress(RuntimeError):  # torch had done this before the error
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
-    # For the random generators, the next capture that succeeds ends the failed one.
+    # The random generators stay in capture mode until a capture succeeds.
     with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device=stream.device)
     torch.cuda.set_stream(stream)  # in case this capture fails, too
@@ -92,7 +92,7 @@ def try_compile(
     from torch._inductor import config  # slow to import
 
     config.cpp.vec_isa_ok = True  # skip a probe that runs g++ for each vector width (5 s)
-    # On GPUs with fewer than 68 processors, it warns of a mode that is not used here.
+    # On GPUs with fewer than 68 processors, Inductor warns of a mode that is not used here.
     logging.getLogger("torch._inductor.utils").setLevel(logging.ERROR)
     triton = is_asynchronous(device)
     tools = "Triton, or triton-windows, " * triton + "g++, clang or cl, and Python's headers"
@@ -100,7 +100,7 @@ def try_compile(
 
     def make() -> Callable[..., Any]:
         # Inductor's random numbers are float32, too coarse for the rows of a large buffer. With
-        # torch's, it also draws the same rows as eager code.
+        # torch's, compiled code also draws the same rows as eager code.
         compiled = torch.compile(eager, fullgraph=True, options={"fallback_random": True})
 
         def call(*args: Any) -> Any:
@@ -173,7 +173,7 @@ class CapturedForward:
 
             return call
 
-        with unchanged(device):  # the function may draw, and compiling does
+        with unchanged(device):  # the function may draw random numbers, and compiling does
             if is_asynchronous(device) and alone:
                 self._call = try_optimised("the CUDA graph that chooses actions", function, capture)
             elif compiled and not is_asynchronous(device) and compiles(device):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-Weights = dict[str, torch.Tensor]  # by name, as a module's; or flat, by precision
+Weights = dict[str, torch.Tensor]  # by name, as in a module; or flat, by precision
 BETAS = 0.9, 0.999  # Adam's decay of the first moment (exp_avg) and of the second
 
 

@@ -30,8 +30,8 @@ import torch
 from torch import multiprocessing, nn
 
 WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop
-EXIT_SECONDS = 10.0  # for a player to end by itself, slow on a GPU or a busy machine
-START_SECONDS = 120.0  # to start, and for its first step, if the time limit is shorter
+EXIT_SECONDS = 10.0  # for a player to end by itself, which takes long on a GPU or a busy machine
+START_SECONDS = 120.0  # for the start and the first step, if the time limit is shorter
 
 
 class ExperienceQueue:

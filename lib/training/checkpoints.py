@@ -66,10 +66,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Load a checkpoint of this project to the CPU."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if part := archive.testzip():  # compares checksums, as torch does not
+            if part := archive.testzip():  # compares checksums, which torch does not
                 raise zipfile.BadZipFile(f"the checksum of {part} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # depends on where the file is damaged
+    except Exception as error:  # which one depends on where the file is damaged
         reason = str(error).strip().split("\n")[0].split(". ")[0][:120] or type(error).__name__
         raise CheckpointError(f"{path} is damaged, or not a checkpoint: {reason}") from None
     if not isinstance(checkpoint, dict) or SETTINGS not in checkpoint:
@@ -155,7 +155,7 @@ def load_checkpoint(
         for name, figure in figures.items():
             load(name, figure)
         place, goal = run.folder / FOLDER, checkpoint[SETTINGS]["hyperparameters"]["stop_reward"]
-        if (solved := place / "solved.pt").exists():  # the agent of the goal before
+        if (solved := place / "solved.pt").exists():  # the agent of the earlier goal
             solved.replace(place / f"solved-{goal:g}.pt")
         if goal != run.params.stop_reward:
             engine.state.reached = dict.fromkeys(engine.state.reached, math.nan)
@@ -192,7 +192,7 @@ class RunProgress:
     def state_dict(self) -> dict[str, Any]:
         self.run.tensorboard.writer.flush()
         files = list(self.run.folder.glob(EVENT_FILES))
-        for file in files:  # a checkpoint must not outlive the points that it counts
+        for file in files:  # a checkpoint counts only points that are on the disk
             with file.open("rb+") as events:
                 os.fsync(events.fileno())
         return {

@@ -34,7 +34,7 @@ from ignite.engine import Engine
 from tqdm import tqdm
 
 EPISODES = 30
-TRIAL_NOOP_MAX = 60  # twice as in training, so that half of the starts are new
+TRIAL_NOOP_MAX = 60  # twice as many as in training, so that half of the starts are new
 EPSILON = 0.01
 SEED = 1_000_000  # of the first game; those of training are larger
 STICKY_EPISODES = 16  # in ALE: 14 CPU-seconds; 64 would take 50
@@ -226,7 +226,7 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
         preprocessing = Preprocessing(**earlier | settings["preprocessing"])
         check_env_id(preprocessing.env)
         network = NETWORKS[spec["class"]](**spec["arguments"])
-        # Of 06 to 08 take the averaged or the float32 weights, without Adam's moments.
+        # From 06 to 08 and 10, take the averaged or float32 weights, without Adam's moments.
         network.load_state_dict(weights.get("ema", weights.get("weights", weights)))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]

@@ -149,7 +149,7 @@ class Speed:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        # Of a resumed run: its seconds so far, and the seconds and frames of its training.
+        # For a resumed run: its seconds so far, and the seconds and frames of its training.
         self.before = (0.0, 0.0, 0)
         state = engine.state
         state.phase, state.fps, state.avg_fps, state.time_passed = "filling", 0.0, 0.0, 0.0

@@ -160,8 +160,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # ``load_checkpoint`` cuts the files to these lengths. The checkpoint does not know those (0) of
-    # a resumed run that saved none.
+    # ``load_checkpoint`` cuts the files to these lengths. The checkpoint does not know the files of
+    # a resumed run that saved none: they get length 0.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}

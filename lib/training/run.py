@@ -21,7 +21,7 @@ from torch.utils.tensorboard import summary
 
 # Errors without an exception class in torch, such as those of cuDNN and cuBLAS.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
-# A closed terminal, and what batch systems send before they kill; Windows has none of them.
+# A closed terminal, and the warnings of batch systems before they kill; not on Windows.
 WARNINGS = [n for n in signal.Signals if n.name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")]
 SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, *WARNINGS)  # they end a run
 

@@ -97,7 +97,7 @@ class Terminal:
             done = state.frames / self.initial
         else:
             status = f"{state.frames:,} frames"
-            if self.params.max_frames:  # the reward may end the run before
+            if self.params.max_frames:  # the reward may end the run earlier
                 done = state.frames / self.params.max_frames
         if state.fps:
             status += f", {state.fps:,.0f} FPS"
