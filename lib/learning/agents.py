@@ -91,8 +91,7 @@ def sample_softmax(values: Any, temperature: float, noise: Any = None) -> Any:
     Args:
         values: float32 (n, actions), torch or NumPy.
         temperature: about a tenth of the usual gap between the best two values.
-        noise: Gumbel noise, (n, actions); the greatest sum of value and noise is a sample. None:
-            torch draws it.
+        noise: Gumbel noise, (n, actions); the greatest sum is the sample. None: torch draws it.
     """
     if noise is None:
         noise = -torch.empty_like(values).exponential_().log()

@@ -4,7 +4,8 @@ Neighbouring stacked states share all frames but one. As a pair of stacks, a tra
 pixels and four frames would take 2 * 4 * 84 * 84 = 56 KB; as its one new frame it takes 7 KB.
 
 State and next state are the first and the last ``stack`` frames of a *window* of stack + 1 frames.
-The buffer stores the frame numbers of each window, from which sampling gathers the frames.
+At the start of an episode, a window repeats the first frame. The buffer stores the frame numbers of
+each window, from which sampling gathers the frames.
 """
 
 import zlib
