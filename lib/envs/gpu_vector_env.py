@@ -110,7 +110,7 @@ class TensorVectorEnv:
         return [*kept, self._envs.changing] if self.captures else kept
 
     def reset(self, envs: Any) -> None:
-        """Begin these games of one frame per observation; games on the CPU suit any device."""
+        """Begin these games, with one frame per observation; they may be on the CPU."""
         self._envs, self._play = envs, self._play_on_cpu
         self.captures = is_asynchronous(self.states.device) and hasattr(envs, "stepper")
         if hasattr(envs, "stepper"):

@@ -150,10 +150,10 @@ class Players:
 def learn_from(
     players: Players, buffer: MessageReplayBuffer, epsilons: np.ndarray, engine: Engine, run: Run
 ) -> Iterator[Batch]:
-    """Yield the engine's batches: store what players send, and sample in proportion to it.
+    """Yield the engine's batches: store the players' messages, and sample in proportion to them.
 
-    The updates for a message come before the next message counts. Curves show the age of the
-    weights that played the newest transitions. ``epsilons`` is float, (players, games of each);
+    It makes the updates that a message allows before it counts the next one. Curves show the age of
+    the weights that played the newest transitions. ``epsilons`` is float, (players, games of each);
     avg_reward counts only games with at most ``epsilon_final``.
     """
     params, state = run.params, engine.state

@@ -61,7 +61,7 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
 def make_games(
     preprocessing: Preprocessing, seeds: np.ndarray, sticky: float = 0.0, **settings: Any
 ) -> StackedVectorEnv:
-    """Make one game with ALE's kind of start per seed, int64 (n,), to play at once."""
+    """Make games to play at once, one per seed, int64 (n,), which start as ALE's do."""
     make = partial(ale_games, repeat_action_probability=sticky) if sticky else fast_games
     games = make(preprocessing.env, len(seeds), max_pool=preprocessing.max_pool, **settings)
     return StackedVectorEnv(games, preprocessing, seeds)

@@ -135,7 +135,7 @@ def _free_memory(error: BaseException) -> None:
 
 
 def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
-    """Ignore OSError, which TensorBoard raises again in the loop, see ``launch``."""
+    """Ignore an OSError of TensorBoard's thread, because ``launch`` reports it."""
     if not isinstance(args.exc_value, OSError):
         threading.__excepthook__(args)
 
@@ -227,7 +227,7 @@ def print_outcome(run: Run) -> None:
 
 
 def print_resume_command(folder: Path | None) -> None:
-    """Print the command that resumes an interrupted or failed run, if it has a checkpoint."""
+    """Print the command that resumes this run, if it has a checkpoint."""
     if folder is None:
         return
     with suppress(CheckpointError):  # it has none

@@ -32,7 +32,7 @@ class Failure(RuntimeError):  # noqa: N818, it is how a run ends
 
 @dataclass
 class Run(Generic[Options]):
-    """A run, as the function ``train`` of a rung gets it."""
+    """A run, as passed to a rung's ``train``."""
 
     params: Options
     device: torch.device
