@@ -74,7 +74,7 @@ def play(games, beginnings, noops, actions, skip, max_pool, limit, rewards, over
         noops: as for ``games.reset_games``.
         actions, rewards, over, cut: as for ``games.step_games``.
         skip, max_pool, limit: its settings.
-        most: int32 (2,), output: the first number becomes that of a picture's changes, if too many.
+        most: int32 (2,), output: the first becomes the number of a picture's changes, if too many.
     """
     s, g = games.T, cuda.grid(1)
     if g < s.shape[1]:
@@ -107,7 +107,7 @@ def see(games, max_pool, first, last, over, cut, observations, most):
         first, last: the rows of an observation that are drawn, [first, last).
         over, cut: bool (games,); where one is set, a new game begins.
         observations: uint8 (games, stack, 84, 84), replaced by the new ones.
-        most: the second number becomes that of a picture's different rows, if too many.
+        most: the second becomes the number of a picture's different rows, if too many.
     """
     rows = cuda.shared.array((2, ROWS, WIDTH), numba.uint8)
     row_of = cuda.shared.array((2, LINES), numba.int32)

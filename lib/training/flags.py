@@ -143,7 +143,7 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
     default = "" if default in (None, "") else f" (default: {default})"
     keywords = {"default": argparse.SUPPRESS, "help": meta["help"] + default}
     if kind is bool:
-        # --no-... switches off in a resumed run what was on before.
+        # --no-... switches off a setting that a resumed run had on.
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, **keywords)
         return
     parser.add_argument(
