@@ -34,7 +34,7 @@ def print_line(line: str, file: TextIO | None = None) -> None:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
-        # The pipe or terminal is gone: discard everything, also the text that Python flushes at exit.
+        # The pipe or terminal is gone: discard everything, also the text flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
