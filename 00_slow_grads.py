@@ -1,8 +1,8 @@
 """Slow gradients: the baseline, but PyTorch records every forward pass.
 
 Choosing actions and valuing the next states needs no gradients. Here both happen without
-``torch.no_grad()``, a common mistake: PyTorch records every operation and keeps its inputs for a
-backward pass that never comes. The result is detached only afterwards.
+``torch.no_grad()``, a common mistake: PyTorch keeps the inputs of every operation for a backward
+pass that never comes. The result is detached only afterwards.
 
 The chapter measured 157 FPS against the baseline's 159 (-1.5 %), and 115 minutes against 105 to
 solve Pong (+10 %).

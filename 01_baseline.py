@@ -1,12 +1,12 @@
 """Baseline: one environment, and one update per frame.
 
-This is a plain DQN, and every other rung is compared with it. Each iteration plays one frame,
-stores it, samples 32 transitions from the replay buffer and takes one gradient step. Playing waits
-for the update, and the update waits for playing. The agent sees the whole screen in 84x84 pixels;
-in 00 to 03 the chapter crops the score and both walls.
+This is a plain DQN, with which every other rung is compared. Each iteration plays one frame, stores
+it, samples 32 transitions from the replay buffer and takes one gradient step. Playing waits for the
+update, and the update waits for playing. The agent sees the whole screen; in 00 to 03 the chapter
+crops the score and both walls.
 
-The baseline is tuned: at the same work it has 1.4 times the FPS of ptan, the chapter's library
-(two CPU cores, float32; results/epyc-zen4-2core/peers). docs/beside-the-book.md says why.
+At the same work, this baseline has 1.4 times the FPS of ptan, the chapter's library (two CPU cores,
+float32; results/epyc-zen4-2core/peers). docs/beside-the-book.md says why.
 
 The chapter measured 159 FPS and 105 minutes to solve Pong (GTX 1080 Ti).
 """

@@ -2,11 +2,11 @@
 
 Each iteration plays ``--steps`` frames in each of ``--envs`` environments. Then it takes one
 gradient step, with a batch that grows in proportion, so the samples per frame stay the same. One
-forward pass chooses the actions of all environments, and a device that 32 samples do not keep busy
-takes about as long for 96. Different games also make the samples more diverse.
+forward pass chooses all actions, and a device that is not busy with 32 samples takes about as long
+for 96. Different games also make the samples more diverse.
 
-The chapter measured 228 FPS against the baseline's 159 (+43 %), and 44 minutes against 105 to
-solve Pong (-58 %). More than three environments gave more FPS, but took longer to solve.
+The chapter measured 228 FPS against the baseline's 159 (+43 %), and 44 minutes against 105 to solve
+Pong (-58 %). More than three environments gave more FPS, but took longer to solve.
 """
 
 import copy
@@ -32,7 +32,7 @@ from torch.optim import Adam
 
 @dataclass(frozen=True)
 class Options(ReplayOptions):
-    """The settings of this rung."""
+    """Settings of this rung."""
 
     envs: int = option(3, "environments, stepped in turn", low=1, high=256, group="playing")
     steps: int = option(1, "frames per environment and update", low=1, high=256, group="playing")

@@ -2,10 +2,9 @@
 
 A player process steps the environment and puts its experience on a queue of at most 2 * ``--steps``
 frames. This process empties the queue and takes one gradient step with a batch of 32 * ``--steps``.
-It waits only if the queue is empty, and the player only if it is full. (With an empty queue, the
-chapter's trainer makes another update without new frames.) If the player is faster, each update has
-2 * ``--steps`` new frames: half as many samples per frame as in 01. The player acts with the
-network's live weights, in memory that both processes share. With ``--play-device`` or
+It waits only if the queue is empty, and the player only if it is full. If the player is faster,
+each update has 2 * ``--steps`` new frames: half as many samples per frame as in 01. The player acts
+with the network's live weights, in memory that both processes share. With ``--play-device`` or
 ``--sync-frames`` it has a copy of its own and refreshes it every few frames. Epsilon starts to fall
 at the first frame and takes ``--steps`` times as many frames, as in the chapter.
 
@@ -38,7 +37,7 @@ from torch.optim import Adam
 
 @dataclass(frozen=True)
 class Options(PlayerOptions):
-    """The settings of this rung."""
+    """Settings of this rung."""
 
     steps: int = option(4, "frames per update; scales the batch", low=1, high=256, group="playing")
 

@@ -1,11 +1,11 @@
 """Cheaper wrappers, N environments: leave out preprocessing that the agent does not need.
 
-Without no-ops (``noop_max=0``) all games begin alike, so the agent does not learn other starts and
-may lose after no-ops. Pong does not flicker, so it needs no maximum of two frames
-(``max_pool=False``). Two stacked frames instead of four (``stack=2``) show where the ball is going,
-even with a quicker resize. So a transition has three frames to gather and copy to the device
-instead of five, and the first layer convolves half as many pixels. Every choice is a flag and can
-be switched back. Otherwise this is 02_n_envs.py.
+Without no-ops (``noop_max=0``) all games begin alike, so the agent may lose games that begin
+otherwise. Pong does not flicker, so it needs no maximum of two frames (``max_pool=False``). Two
+stacked frames (``stack=2``) show where the ball is going, even with a quicker resize. A transition
+then has three frames to gather and copy to the device instead of five, and the first layer
+convolves half as many pixels. Every choice is a flag and can be switched back. Otherwise this is
+02_n_envs.py.
 
 The chapter measured 330 FPS against the baseline's 159 (+108 %), and 40 minutes against 105 to
 solve Pong (-62 %).
@@ -34,7 +34,7 @@ from torch.optim import Adam
 
 @dataclass(frozen=True)
 class Options(WrapperOptions):
-    """The settings of this rung."""
+    """Settings of this rung."""
 
     envs: int = option(3, "environments, stepped in turn", low=1, high=256, group="playing")
     steps: int = option(1, "frames per environment and update", low=1, high=256, group="playing")

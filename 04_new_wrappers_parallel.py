@@ -32,7 +32,7 @@ from torch.optim import Adam
 
 @dataclass(frozen=True)
 class Options(PlayerOptions, WrapperOptions):
-    """The settings of this rung."""
+    """Settings of this rung."""
 
     steps: int = option(4, "frames per update; scales the batch", low=1, high=256, group="playing")
 

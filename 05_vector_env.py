@@ -1,12 +1,11 @@
 """Vector environment: all games in C++ threads, which play while the network learns.
 
-``ale_py.AtariVectorEnv`` does in C++ threads what the wrappers do in Python: emulation, frame skip,
-max-pooling, resizing. It does not hold Python's interpreter lock. A step has two halves: the rung
-sends the actions, learns from the last transitions, and only then receives the new frames. So on a
-GPU, playing costs time only if it takes longer than the update; on a CPU, both share the cores. One
-forward pass chooses the actions of all games. Network and loss are the same as in 02_n_envs.py, but
-the maximum of two frames is taken in grey, not in colour (a difference of up to 16 greys at edges),
-and no FIRE follows a lost life.
+``ale_py.AtariVectorEnv`` emulates, skips frames, takes the maximum and resizes in C++ threads,
+without Python's interpreter lock. The rung sends the actions, learns from the last transitions, and
+only then receives the new frames. So on a GPU, playing costs time only if it takes longer than the
+update; on a CPU, both share the cores. One forward pass chooses all actions. Network and loss are
+the same as in 02_n_envs.py, but the maximum of two frames is taken in grey, not in colour, and no
+FIRE follows a lost life.
 
 The book does not cover this rung or the later ones.
 """
@@ -34,7 +33,7 @@ from torch.optim import Adam
 
 @dataclass(frozen=True)
 class Options(ReplayOptions):
-    """The settings of this rung."""
+    """Settings of this rung."""
 
     envs: int = option(8, "environments, stepped together", low=1, high=256, group="playing")
     stack: int = option(4, "stacked frames per state", low=1, high=16, group="wrappers")

@@ -1,9 +1,9 @@
 """Compiled update: sampling, both forward passes, the backward pass and Adam as one function.
 
-The replay buffer is on the training device, so an update reads nothing from outside: it is one
-closed function. The compiler fuses everything between the convolutions and matrix products into a
-few loops. On a GPU the whole update is one CUDA graph: the CPU launches it with a single call and
-does not wait. Gradients are bfloat16 if the processor has units for it; Adam's weights are float32.
+The replay buffer is on the training device, so an update reads nothing from outside. The compiler
+fuses everything between the convolutions and matrix products into a few loops. On a GPU the whole
+update is one CUDA graph: the CPU launches it with a single call and does not wait. Gradients are
+bfloat16 if the processor has units for it; Adam's weights are float32.
 """
 
 import copy
@@ -32,7 +32,7 @@ from torch.func import grad_and_value
 
 @dataclass(frozen=True)
 class Options(PrecisionOptions, ReplayOptions):
-    """The settings of this rung."""
+    """Settings of this rung."""
 
     envs: int = option(8, "environments, stepped together", low=1, high=256, group="playing")
     stack: int = option(4, "stacked frames per state", low=1, high=16, group="wrappers")

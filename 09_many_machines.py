@@ -1,7 +1,7 @@
 """Players on many machines: Ray runs them, on one machine or on a cluster.
 
-The player of 04_new_wrappers_parallel.py becomes a Ray actor. There can be many players, each with
-several games. A player gets weights, plays some steps, and answers with one compressed message of
+The player of 04_new_wrappers_parallel.py becomes a Ray actor with several games, and there can be
+many of them. A player gets weights, plays some steps, and answers with one compressed message of
 n-step transitions, which holds each frame once. Every game has its own epsilon. More players play
 more frames, but updates per frame stay the same. If a player or a machine dies, the others continue
 until Ray has replaced it. Pong runs on the emulator of 08, other games on ALE.
@@ -34,7 +34,7 @@ from torch.optim import Adam
 
 @dataclass(frozen=True)
 class Options(ClusterOptions):
-    """The settings of this rung."""
+    """Settings of this rung."""
 
     n_steps: int = option(3, "n of the n-step transitions", low=1, high=8)
     batch_size: int = option(128, "transitions per update", low=1, high=65_536)

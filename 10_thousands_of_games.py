@@ -3,7 +3,7 @@
 This is 08_recompiled_pong.py with many more games, fewer steps and larger batches. With --cuda the
 emulator runs on the GPU, too. A step of all games is one CUDA graph: it chooses the actions, plays,
 and records the outcome. The returns of a rollout are another graph, and so is an update. The CPU
-launches the graphs, and asks once per rollout what happened. On a CPU the same script plays in
+launches the graphs, and fetches the outcome once per rollout. On a CPU this script plays in
 threads, then learns; that is slower than 08.
 """
 

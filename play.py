@@ -5,15 +5,15 @@
     python play.py RUN_DIR --episodes 1 --video pong.mp4
     python play.py RUN_DIR --render
 
-RUN_DIR is a checkpoint, or the folder of a run. From a folder, play.py takes
+RUN_DIR is a checkpoint or the folder of a run. From a folder, play.py takes
 the solved checkpoint, otherwise the best one, otherwise the latest. Without
-RUN_DIR the shipped agent plays, see weights/README.md. It plays in a single
-environment with its preprocessing. Games begin after no-ops, as DeepMind's do.
-An agent trained with other starts first plays as many games with those.
+RUN_DIR the shipped agent plays, see weights/README.md. Games begin after
+no-ops, as DeepMind's do. An agent trained with other starts first plays as
+many games with those.
 
     python play.py RUN_DIR --export agent.pt
 
-keeps only what playing needs: weights and preprocessing, without the optimizer.
+writes only the weights and the preprocessing, without the optimizer.
 """
 
 import argparse
@@ -49,7 +49,7 @@ VIDEOS: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 
 def parse() -> argparse.Namespace:
-    """Read the command line; a bad value ends the program with one line and exit code 2."""
+    """Read the command line."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     place = "run folder or checkpoint (default: the shipped agent)"
     parser.add_argument(

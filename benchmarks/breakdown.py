@@ -5,10 +5,9 @@ choosing actions, learning and waiting; a timeline shows the first milliseconds.
 before the profiler starts, because it slows a rung down. Flags after -- go to every rung.
 
     python -m benchmarks breakdown 01_baseline 03_parallel
-    python -m benchmarks breakdown 01_baseline 02_n_envs -- --amp
     python -m benchmarks breakdown 01 03 05 08 -- --amp       results/timeline.png
 
-Files: breakdown.md, breakdown.csv, breakdown.png, timeline.png, and a folder for each rung with its
+Files: breakdown.md, breakdown.csv, breakdown.png, timeline.png, and for each rung a folder with its
 traces, for ui.perfetto.dev, and torch's table of its longest operators.
 """
 
@@ -52,7 +51,7 @@ START = "from benchmarks.profiled import main; main()"
 
 
 class Span(NamedTuple):
-    """A part of an iteration, with its begin and end in milliseconds."""
+    """A part of an iteration, from ``begin`` to ``end`` in milliseconds."""
 
     part: str
     begin: float
@@ -70,7 +69,7 @@ class Worker(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of this subcommand."""
+    """Add this subcommand's flags."""
     text = "rungs by the beginning of their names, such as 01 or 04_new_wrappers_p"
     parser.add_argument("rungs", nargs="+", metavar="RUNG", help=text)
     counts = {
@@ -155,7 +154,7 @@ def profile_rung(script: Path, args: argparse.Namespace, folder: Path) -> Iterat
 
 
 def read_trace(file: Path) -> dict[int, list[Span]]:
-    """Return the named parts of a trace by thread; all processes share the clock (milliseconds)."""
+    """Return the named parts of a trace by thread, in milliseconds of a common clock."""
     with gzip.open(file) as stream:
         trace = json.load(stream)
     threads: dict[int, list[Span]] = defaultdict(list)
@@ -167,7 +166,7 @@ def read_trace(file: Path) -> dict[int, list[Span]]:
 
 
 def innermost(spans: Iterable[Span], begin: float, end: float) -> Iterator[Span]:
-    """Yield innermost spans between two moments, without gaps, in milliseconds since ``begin``."""
+    """Yield innermost spans between two moments, in milliseconds since ``begin``."""
     edges = sorted(
         [(span.begin, 1, -span.end, span.part) for span in spans]
         + [(span.end, 0, -span.begin, span.part) for span in spans]
@@ -193,7 +192,7 @@ def draw(
     until: int | None,
     machine: str,
 ) -> None:
-    """Draw the bars of each worker, below its rung, with the FPS here and in README."""
+    """Draw the bars of each worker below its rung, with the FPS here and in README."""
     figure, axes = new_figure(machine, 13.3, 1.6 + 0.42 * len(workers))
     y, places, above = 0.0, [], ""
     for one, theirs in zip(workers, bars, strict=True):

@@ -85,7 +85,7 @@ def bar_panels(
 def new_figure(
     machine: str, width: float, height: float, title: str = "", panels: int = 1
 ) -> tuple[Figure, Any]:
-    """Return a figure, sized in inches, and its axes; panels stand side by side and share y."""
+    """Return a figure, sized in inches, and its axes, side by side with a common y axis."""
     size = width, height
     figure, axes = plt.subplots(1, panels, figsize=size, layout="constrained", sharey=True)
     subtitle = textwrap.fill(machine, int(12 * width))

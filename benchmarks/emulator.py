@@ -3,7 +3,7 @@
 All play at random, in turn: observations of 84x84 and one frame, the maximum of the last two of
 four emulated frames. With --cuda only this emulator plays, on the GPU: a step is one CUDA graph,
 with 1, 4 or 32 games per warp. ALE and EnvPool need 80 ms and 1 MB to make a game, so they play at
-most 1,024. EnvPool plays if it is installed, as in the peers' environment (requirements-peers.txt).
+most 1,024. EnvPool plays if it is installed (requirements-peers.txt).
 
     .venv-peers/bin/python -m benchmarks emulator
     python -m benchmarks emulator --cuda --games 1024 65536
@@ -36,7 +36,7 @@ MOST_GAMES = 1_024  # of ALE and EnvPool
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of this subcommand."""
+    """Add this subcommand's flags."""
     parser.add_argument("--cuda", action="store_true", help="play on the GPU only")
     text = f"games at once (default: {' '.join(map(str, GAMES))})"
     parser.add_argument("--games", type=positive, nargs="+", metavar="N", help=text)

@@ -1,17 +1,14 @@
 """Run the rungs of the ladder in turn, for their FPS or until they solve Pong.
 
 Each seed runs all rungs and values before the next one, so that a drifting machine favours none.
-Complete runs in --run-dir are not repeated: after an interruption, start the same command again.
-A rung that refuses its flags or lacks a library is left out, with the reason. To choose a setting,
-use many short runs rather than a few long ones. Flags after -- go to every rung.
+After an interruption, the same command continues: complete runs are not repeated. A rung that
+refuses its flags or lacks a library is left out, with the reason. To choose a setting, use many
+short runs rather than a few long ones. Flags after -- go to every rung.
 
     python -m benchmarks ladder --frames 10000 --seeds 0-2    compare FPS
     python -m benchmarks ladder --solve -- --cuda             run to 17
     python -m benchmarks ladder --rungs 01 03 -- --amp        some rungs, another setting
-    python -m benchmarks ladder --rungs 02 --vary envs 1 2 3 4 5 6
     python -m benchmarks ladder --rungs 04_new_wrappers_n --vary max-pool off on
-    python -m benchmarks ladder --rungs 07 --solve --vary gamma 0.97 0.99 -- --max-frames 400000
-    python -m benchmarks table runs/ladder --every 100000     reward by 100,000 frames
 """
 
 import argparse
@@ -37,7 +34,7 @@ Command = tuple[str, ...]  # a rung's file and its flags, the seed last
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of this subcommand."""
+    """Add this subcommand's flags."""
     text = "rungs by the beginning of their names, such as 01 or 04_new_wrappers_p (default: all)"
     parser.add_argument("--rungs", nargs="+", metavar="NN", default=[""], help=text)
     text = "a flag of the rungs and its values, in turn; on and off for a switch"
@@ -86,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def planned(args: argparse.Namespace) -> list[Command]:
-    """Return the runs that are wanted, in order."""
+    """Return the wanted runs, in order."""
     name, *values = args.vary or [""]
     chosen = args.seeds or [range(1 if name else 3)]
     if name and not values:
@@ -160,7 +157,7 @@ def run_rung(command: Command, run_dir: Path) -> int:
 
 
 def choose(beginnings: list[str]) -> list[Path]:
-    """Return the rungs whose names begin with these texts, in the order of the ladder."""
+    """Return the rungs whose names begin with these texts, in order."""
     rungs = sorted(ROOT.glob("[0-9][0-9]_*.py"))
     for beginning in beginnings:
         if not any(rung.stem.startswith(beginning) for rung in rungs):

@@ -74,7 +74,7 @@ def chosen_device(cuda: bool) -> torch.device:
 
 
 def output_of(command: Sequence[str | Path], who: str) -> str:
-    """Return what a program prints, run in the root of this repository, or raise Failed."""
+    """Return the output of a program, run in the root of this repository, or raise Failed."""
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         raise Failed(f"{who}: {(done.stderr.strip().splitlines() or ['no error message'])[-1]}")

@@ -2,8 +2,8 @@
 
     python peer_loops.py {ptan,sb3} [flags]
 
-Started by ``python -m benchmarks peers`` in the peers' environment. The last line is the FPS after
-filling. ptan has no loop, so that is ours, with ptan's wrappers, agent, source and buffer.
+``python -m benchmarks peers`` starts it in the peers' environment. The last line is the FPS after
+filling. ptan has no loop, so ours drives ptan's wrappers, agent, source and buffer.
 """
 
 import argparse

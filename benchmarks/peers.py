@@ -1,11 +1,10 @@
 """Compare with ptan and Stable-Baselines3 at the same work.
 
-The work: one environment with an update of 32 per frame; three environments with an update of 96
-per three frames; an update of 32 per four frames; a separate player process with updates of 128,
-which Stable-Baselines3 lacks. All take turns, so that a drifting machine favours nobody. The peers
-have an environment of their own, see requirements-peers.txt.
+The work: one environment with an update of 32 per frame; three with an update of 96 per three
+frames; an update of 32 per four frames; a player process with updates of 128, which
+Stable-Baselines3 lacks. All take turns, so that a drifting machine favours nobody. The peers need
+the environment of requirements-peers.txt.
 
-    python -m benchmarks peers
     python -m benchmarks peers --amp
 """
 
@@ -42,7 +41,7 @@ CONTENDERS = [  # work, who does it, program
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of this subcommand."""
+    """Add this subcommand's flags."""
     python, text = Path(".venv-peers/bin/python"), "the peers' Python (default: %(default)s)"
     parser.add_argument("--python", type=Path, default=python, help=text)
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")

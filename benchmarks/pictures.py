@@ -4,9 +4,8 @@
     C=epyc-zen4-2core
     PYTHONPATH=.. python -m benchmarks.pictures $A $B $C/solved/runs $C/held-out/runs
 
-Each rung is drawn as its median run by frames to 17; a run that never learned comes last. 07 and 08
-ran alone, so their minutes are measured. Most other runs shared the machine with other programs, so
-their minutes are frames divided by the FPS in README.
+Each rung is drawn as its median run by frames to 17. Minutes of 07 and 08 are measured; those of
+the others, which shared the machine, are frames divided by the FPS in README.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python -c "from benchmarks.profiled import main; main()" FOLDER UPDATES RUNG.py [flags]
 
-Started by ``python -m benchmarks breakdown``. After a warm-up, UPDATES updates are timed and as
-many are profiled; then the run ends. FOLDER gets a trace of each process, and the timings.
+``python -m benchmarks breakdown`` starts it. After a warm-up, UPDATES updates are timed and as many
+are profiled; then the run ends. FOLDER gets a trace of each process, and the timings.
 """
 
 import functools

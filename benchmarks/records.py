@@ -93,7 +93,7 @@ def readme_fps() -> dict[str, float]:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """Read all runs below a folder, in the order of their names; ignore other files."""
+    """Read all runs below a folder, in the order of their names."""
     folders = sorted({file.parent for file in folder.rglob("events.out.tfevents.*")})
     return [record for run in folders if (record := read_record(run)) is not None]
 
@@ -101,8 +101,7 @@ def read_records(folder: Path) -> list[Record]:
 def read_record(folder: Path) -> Record | None:
     """Read the run in this folder; return None if its events do not name a script.
 
-    An incomplete last event is ignored. The first settings count: a resumed run rewrites them in a
-    file that is read before the curves.
+    The first settings count, because a resumed run rewrites them in the file that is read first.
     """
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     recorded = _settings(events)
@@ -158,5 +157,4 @@ def _settings(events: EventAccumulator) -> dict[str, Setting]:
 
 
 def _latest(last: dict[str, float], name: str) -> float:
-    """Return the last value of a counter that several curves have."""
     return max(last.get(f"{phase}/{name}", 0.0) for phase in ("filling", "train", "episodes"))

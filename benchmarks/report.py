@@ -25,7 +25,7 @@ def write_table(
     rows: Sequence[Sequence[str]],
     notes: Sequence[str],
 ) -> str:
-    """Write a table as Markdown, with title and notes, and as bare CSV; return the Markdown."""
+    """Write a table as Markdown, with title and notes, and as CSV; return the Markdown."""
     table = [header, ["---"] * len(header), *rows]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
     text = "\n".join([f"# {title}", "", *(f"- {note}" for note in notes), "", *lines]) + "\n"
@@ -61,7 +61,7 @@ def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
 
 
 def here(machine: Machine) -> str:
-    """Return the note on where something is measured: the machine, its versions and the commit."""
+    """Return the note on the place of a measurement: the machine, its versions and the commit."""
     # These limit torch to the vector units of an older machine.
     asked = [
         f"{n}={os.environ[n]}"

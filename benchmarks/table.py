@@ -1,15 +1,14 @@
 """Write a table and a chart of runs from their TensorBoard events alone.
 
 Each RUN is the folder of a run, or a folder with runs somewhere below, finished or not. A line of
-the table is one setting of a rung on one machine; only the seeds differ within it. It names the
-game and the settings that are not defaults. --every adds learning curves, and a line for each run.
+the table is one setting of a rung on one machine; only the seeds differ within it. --every adds
+learning curves, and a line for each run.
 
-    python -m benchmarks table runs/ladder
     python -m benchmarks table runs/first runs/second --every 100000
 
 Files: table.md, table.csv, runs.csv (a line per run: exact numbers and all settings), table.png
-(avg_reward over frames and minutes); with --curves a csv of each run's episodes. The terminal shows
-the columns that fit; docs/benchmarks.md explains them.
+(avg_reward over frames and minutes); with --curves a csv of each run's episodes. docs/benchmarks.md
+explains the columns.
 """
 
 import argparse
@@ -61,7 +60,7 @@ BOOK = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of this subcommand."""
+    """Add this subcommand's flags."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     text = "add the learning curve, in columns of N frames, and a line for every run"
     parser.add_argument("--every", type=positive, metavar="N", help=text)
@@ -165,7 +164,7 @@ def shared_changes(groups: Sequence[Sequence[Record]]) -> dict[str, Setting]:
 
 
 def label(record: Record, groups: Sequence[Sequence[Record]], shared: Mapping[str, Setting]) -> str:
-    """Return the rung and its changed settings, without those that all groups share."""
+    """Return the rung and its changed settings, except those that all groups share."""
     known, changes = defaults(record.script), changed(record)
     others = [_all_settings(group[0]) for group in groups if group[0].script == record.script]
     parts = []
@@ -224,7 +223,7 @@ def describe(records: Sequence[Record]) -> list[str]:
 
 
 def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -> dict[str, str]:
-    """Return a line of the table: runs of one setting on one machine, among all groups."""
+    """Return the table's line for the runs of one setting on one machine."""
     records = [record for group in groups for record in group]
     machines = machines_of(records)
     solved = [record.solved for record in runs]
@@ -258,7 +257,7 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
 
 
 def against_01(script: str, which: int) -> str:
-    """Return the book's figures of a rung, and their ratios to its 01, for both editions."""
+    """Return the book's figures of a rung and their ratios to its 01, for both editions."""
     if script not in BOOK:
         return ""
     pairs = zip(BOOK[script][which], BOOK[BASELINE][which], strict=True)

@@ -1,4 +1,4 @@
-"""Features of a device. Features decide, not timings, so a seed always gives the same run."""
+"""Features of a device. A run chooses by features, not by timings, so a seed repeats it."""
 
 import os
 import re
@@ -25,7 +25,7 @@ ADVICE = {  # appended to torch's errors
 
 
 def cores() -> int:
-    """Return the number of CPUs that this process may use, within its container's limit."""
+    """Return the number of CPUs that this process and its container may use."""
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
         count = len(os.sched_getaffinity(0))
@@ -47,12 +47,12 @@ def memory() -> int:
 
 
 def playing_threads(games: int) -> int:
-    """Return the number of threads for our emulator; more would wait longer than they play."""
+    """Return how many threads play in our emulator; more would mostly wait."""
     return min(cores(), 4, 1 + games // 16)
 
 
 def missing_device(name: str) -> str | None:
-    """Return in one line why torch cannot use a device (cpu, cuda, cuda:1, mps), or None."""
+    """Return a one-line reason why torch cannot use a device (cpu, cuda, cuda:1, mps), or None."""
     if not re.fullmatch("cpu|mps|cuda(:(0|[1-9][0-9]?))?", name):
         return f"{name!r} is not cpu, cuda, cuda:1 (the second GPU) or mps (Apple's)"
     if (device := torch.device(name)).type == "cpu":
@@ -83,7 +83,7 @@ def first_line(error: BaseException) -> str:
 
 
 def shares_memory(device: torch.device) -> bool:
-    """Return whether processes can share weights there. Windows and mps have no CUDA IPC."""
+    """Return whether processes can share weights on a device. Windows and mps have no CUDA IPC."""
     return device.type == "cpu" or (device.type == "cuda" and sys.platform != "win32")
 
 
@@ -96,7 +96,7 @@ def choose_precision(device: torch.device) -> str:
     """Choose bfloat16 if the device has units for it, otherwise float32.
 
     NVIDIA GPUs have them from compute capability 8.0 (Ampere) on. CPUs also need oneDNN, which
-    torch for Apple's processors does not include.
+    torch for Apple's processors lacks.
     """
     has_units = False
     if device.type == "cuda":

@@ -1,9 +1,8 @@
 """Fall back to eager code where an optimisation fails, because most GPUs are untested.
 
-A run tries each optimisation once before using it: torch.compile, CUDA graphs, games on the GPU,
-and CUDA IPC (GPU memory shared by two processes). If one raises, or its games differ from the
-CPU's, the run continues without it. It prints one line, which is also "left_out" in TensorBoard's
-HPARAMS tab.
+A run tries torch.compile, CUDA graphs, games on the GPU, and CUDA IPC (GPU memory shared by two
+processes) once before using them. If one raises, or its games differ from the CPU's, the run
+continues without it and prints one line, which is "left_out" in TensorBoard's HPARAMS tab.
 """
 
 from collections.abc import Callable

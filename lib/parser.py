@@ -1,11 +1,11 @@
-"""A parser whose errors take one line. It imports nothing slow, so --help is quick."""
+"""A parser for the command line. It imports nothing slow, so --help is quick."""
 
 import argparse
 from typing import NoReturn
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` whose errors take one line, with exit code 2."""
+    """An ``ArgumentParser`` that ends with a one-line error and exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 
 def open_streams() -> None:
-    """Make printing never fail: discard text for a closed stream, escape foreign letters."""
+    """Keep printing from failing: discard text for a closed stream, escape foreign letters."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115, open until exit
         if hasattr(stream, "reconfigure"):  # a notebook's stream has none
@@ -34,7 +34,7 @@ def print_line(line: str, file: TextIO | None = None) -> None:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
-        # The pipe or terminal is gone: discard everything, also what Python flushes at exit.
+        # The pipe or terminal is gone: discard everything, also the text flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 

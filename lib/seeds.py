@@ -1,7 +1,7 @@
 """The random streams of a run. No two share numbers, within a run or between seeds.
 
-If game ``i`` had ``seed + i``, runs with neighbouring seeds would share most of their games. torch
-has a generator of its own, see ``lib.training.machine``.
+If game ``i`` had ``seed + i``, runs with neighbouring seeds would share most of their games.
+torch's own generator is seeded in ``lib.training.machine``.
 """
 
 import numpy as np

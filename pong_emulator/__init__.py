@@ -1,7 +1,7 @@
 """Atari 2600 Pong in compiled Python: ``PongVectorEnv``.
 
 The first games translate and compile the emulator. ``missing`` tells what it lacks on this machine.
-``gymnasium.make_vec`` makes the games, too, by the name of this package and ``/Pong-v0``.
+``gymnasium.make_vec`` also makes the games, by the name of this package and ``/Pong-v0``.
 """
 
 import re
@@ -97,8 +97,7 @@ def PongVectorEnv(  # noqa: N802, used like a class
         render_mode: rgb_array, for which ``render`` returns pictures; or None.
 
     Raises:
-        ValueError: a number is out of range or not whole, there are not as many seeds as games, or
-            the device or render mode is unknown.
+        ValueError: an argument is out of range or unknown, or there are not as many seeds as games.
         EmulatorError: something is missing, see ``missing``.
     """
     if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
@@ -123,10 +122,8 @@ def PongVectorEnv(  # noqa: N802, used like a class
 def prepare(device: str = "cpu") -> None:
     """Compile the emulator now, or load it from the cache, so that no games wait for it.
 
-    For a GPU, compile only the kernels; its games need the CPU's part, too.
-
-    Raises:
-        EmulatorError: something is missing, see ``missing``.
+    For a GPU, this compiles only the kernels; its games need the CPU's part, too. Raise
+    EmulatorError if something is missing, see ``missing``.
     """
     if device.startswith("cuda"):
         if problem := missing(device):
@@ -142,7 +139,6 @@ def prepare(device: str = "cpu") -> None:
 
 
 def _prepared(device: str) -> Path:
-    """Return the file that marks a device, or GPUs of its kind, as completely compiled."""
     from .compiling import folder
 
     if device.startswith("cuda"):
@@ -155,12 +151,9 @@ def _prepared(device: str) -> Path:
 def preparing(device: Any = "cpu") -> Iterator[None]:
     """Run ``prepare`` in other processes during the ``with`` block, and wait for them at its end.
 
-    One compiles for the CPU, and one for the GPU, if that is the device and can play. They skip
-    what is cached. If one fails, the first games compile, and raise the error. Signals to this
-    process or its group do not reach them.
-
-    Raises:
-        EmulatorError: something is missing on the CPU, see ``missing``.
+    One compiles for the CPU, another for the GPU if ``device`` is one. If one fails, the first
+    games compile, and raise the error. Signals to this process or its group do not reach them.
+    Raise EmulatorError if something is missing on the CPU.
     """
     if problem := missing():
         raise EmulatorError(problem)
@@ -195,7 +188,6 @@ _id = f"{__name__.rpartition('.')[2]}/Pong-v0"  # gymnasium's names have no dots
 
 
 def _single_game(**_: Any) -> NoReturn:
-    """Refuse ``gymnasium.make``, and name the call that makes these games."""
     call = f"gymnasium.make_vec({_id!r}, num_envs=1)"
     raise gymnasium.error.Error(f"this is a vector environment, which {call} makes")
 

@@ -13,8 +13,8 @@ ROM = np.frombuffer(read_rom(), np.uint8).astype(np.int32)
 def rom(address):
     """Read the cartridge.
 
-    Compiled functions have copies of the constants that they name, and a GPU has room for 64 KB of
-    them. So no other function names ROM.
+    No other function names ROM, because compiled functions copy the constants that they name, and a
+    GPU has room for 64 KB of them.
     """
     return ROM[address & 0x7FF]
 

@@ -1,7 +1,7 @@
 """Compilation of the emulator's functions, and its cache.
 
-The cache folder is named by a hash of this package, and holds the translation, too. Numba looks
-only at a function's own file, and would not notice that a function it calls has changed.
+The cache folder is named by a hash of this package, because Numba looks only at a function's own
+file and would not notice a change in a function that it calls.
 """
 
 import atexit
@@ -30,8 +30,8 @@ KEPT = 24 * 3600  # seconds for which other versions' folders are kept
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function, with int64 for all integers, when a compiled one first calls it.
 
-    A GPU, whose registers have 32 bits, gets int32: see ``cuda.py``. By default, Numba compiles a
-    function for every constant and integer type: `write` 24 times.
+    A GPU, whose registers have 32 bits, gets int32. By default, Numba compiles a function for every
+    constant and integer type: `write` 24 times.
     """
     if numba.config.DISABLE_JIT:  # Numba's own switch, to debug functions in Python
         return function
@@ -90,7 +90,6 @@ def kept_in(package: Path) -> Path:
 
 
 def _made(parent: Path, name: str) -> Path:
-    """Make a folder, and delete those of former versions unless they may still be in use."""
     made = parent / name
     if not made.is_dir():
         made.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
 """The program's control flow: from jumps to blocks, and from blocks to if and while.
 
-A machine program knows only jumps. Between them lie *blocks*, which run from top to bottom. A block
-*dominates* another one if every way to that leads through it. Dominators tell where a block
-belongs: into a branch if only that branch leads to it, behind its dominator if several ways meet in
-it. A jump back to a dominating block is a loop.
+Between the jumps lie *blocks*, which run from top to bottom. A block *dominates* another one if
+every way to that one leads through it. A block belongs into a branch if only that branch leads to
+it, and behind its dominator if several ways meet in it. A jump back to a dominating block is a
+loop.
 
-Source: Ramsey, Beyond Relooper, ICFP 2022, doi:10.1145/3547621, for this use of dominators.
+Source: Ramsey, Beyond Relooper, ICFP 2022, doi:10.1145/3547621.
 """
 
 from collections.abc import Iterator
@@ -28,13 +28,11 @@ class Program(NamedTuple):
     always: set[int]  # branches that are always taken
 
     def word(self, address: int) -> int:
-        """Return the address that is stored at an address."""
         low, high = (self.rom[(address + i) % len(self.rom)] for i in (0, 1))
         return low | high << 8
 
     @property
     def reset(self) -> int:
-        """The address at which the program begins."""
         return self.word(0xFFFC)
 
     @property
@@ -131,7 +129,6 @@ def find_routines(program: Program) -> tuple[Routine, dict[int, Routine]]:
 
 
 def _next_addresses(program: Program, instruction: Instruction) -> list[int]:
-    """Return where an instruction leads: after a branch two addresses, the taken one first."""
     if instruction.address in program.always:
         return [instruction.operand]
     if instruction.name in BRANCHES:
@@ -201,7 +198,6 @@ class Structure:
             self.children[self._place(start)].append(start)
 
     def _dominators(self, order: list[int]) -> dict[int, set[int]]:
-        """Return for every block those that every way to it leads through, itself included."""
         dominators = {start: set(order) for start in order} | {order[0]: {order[0]}}
         before: dict[int, set[int]] = {}
         while before != dominators:
@@ -238,7 +234,6 @@ class Structure:
         return above
 
     def statements(self, start: int) -> list:
-        """Return the statements of a block and of all that belong to it."""
         body = self.loops.get(start, {start})
         children = sorted(self.children[start], key=self.rank.__getitem__)
         inside = [c for c in children if start not in self.loops or c in body]
@@ -260,7 +255,6 @@ class Structure:
 
 
 def _postorder(blocks: dict[int, Block], start: int, seen: set[int]) -> Iterator[int]:
-    """Yield the blocks, each after all its targets except those of jumps back."""
     seen.add(start)
     for target in blocks[start].targets:
         if target not in seen:

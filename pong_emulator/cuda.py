@@ -2,11 +2,10 @@
 
 A step is two kernels. ``play`` gives every game a thread, which emulates and logs the changes of
 the screen. ``see`` gives every game a block of threads, which share the columns of its pictures,
-then the pixels of the observation. A game's numbers lie side by side in memory, as on a CPU, so one
-register is enough to find them all.
+then the pixels of the observation.
 
-A reset takes up to 29 emulated frames, for which all games would wait. But nothing in the emulator
-is random, so the state after each number of frames is computed once, and copied.
+At a reset, all games would wait for up to 29 emulated frames. As nothing in the emulator is random,
+the state after each number of frames is computed once, and copied.
 """
 
 from collections.abc import Callable
@@ -71,14 +70,11 @@ def play(games, beginnings, noops, actions, skip, max_pool, limit, rewards, over
 
     Args:
         games: int32 (games, FIELDS), the state.
-        beginnings: int32 (numbers, FIELDS), a new game's state after each number of emulated
-            frames.
-        noops: int32 (draws, games), emulated frames until the agent plays, by reset, in a cycle.
-        actions: int64 (games,).
-        skip, max_pool, limit: the settings of ``games.step_games``.
-        rewards: int32 (games,), output: points.
-        over, cut: bool (games,), output: which games ended, or were truncated.
-        most: int32 (2,), output: the first number becomes that of a picture's changes, if too many.
+        beginnings: int32 (numbers, FIELDS), see ``beginnings``.
+        noops: as for ``games.reset_games``.
+        actions, rewards, over, cut: as for ``games.step_games``.
+        skip, max_pool, limit: its settings.
+        most: int32 (2,), output: the first becomes the number of a picture's changes, if too many.
     """
     s, g = games.T, cuda.grid(1)
     if g < s.shape[1]:
@@ -110,8 +106,8 @@ def see(games, max_pool, first, last, over, cut, observations, most):
         games, max_pool: as for ``play``.
         first, last: the rows of an observation that are drawn, [first, last).
         over, cut: bool (games,); where one is set, a new game begins.
-        observations: uint8 (games, stack, 84, 84), the previous ones, replaced by the new ones.
-        most: the second number becomes that of a picture's different rows, if too many.
+        observations: uint8 (games, stack, 84, 84), replaced by the new ones.
+        most: the second becomes the number of a picture's different rows, if too many.
     """
     rows = cuda.shared.array((2, ROWS, WIDTH), numba.uint8)
     row_of = cuda.shared.array((2, LINES), numba.int32)
@@ -179,8 +175,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     """``PongVectorEnv`` with ``device="cuda"``: the same games, and nothing leaves the device.
 
     Actions, observations, rewards, ends and the numbers in ``info`` are torch tensors on the
-    device. ``send`` launches kernels on torch's current stream without waiting for them. There is
-    no ``info["final_obs"]``, and invalid actions do nothing. Errors are those of ``PongVectorEnv``.
+    device. ``send`` launches kernels on torch's current stream. There is no ``info["final_obs"]``,
+    and invalid actions do nothing.
     """
 
     def __init__(
@@ -269,7 +265,6 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         return self._observations.clone(), rewards, over, cut, self._info()
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Call ``send`` and ``recv``."""
         self.send(actions)
         return self.recv()
 
@@ -278,8 +273,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     ) -> Callable[[], None]:
         """Return a function that plays a step with these tensors of the device, again and again.
 
-        It launches two kernels and does nothing else, so a CUDA graph can capture it after a call
-        outside of any graph. Its caller must look at the counts, see ``check``.
+        It only launches two kernels, so a CUDA graph can capture it after a first call. Its caller
+        must call ``check``.
 
         Args:
             actions: int64 (num_envs,).
@@ -339,7 +334,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         self._noops_there.copy_(noops if SIMULATED else noops.pin_memory(), non_blocking=True)
 
     def _watch(self) -> None:
-        """Check the counts requested last time, which have arrived by now, and request new ones."""
+        """Check the counts requested last time, and request new ones."""
         seen, self._counts, self._steps = self._counts, None, 0
         if seen is not None:
             if not SIMULATED:
@@ -377,7 +372,6 @@ def beginnings(count: int, beginning: np.ndarray) -> np.ndarray:
 
 
 def _argument(argument: Any) -> Any:
-    """Convert an argument for a kernel."""
     if not isinstance(argument, torch.Tensor):
         return argument
     return argument.numpy() if SIMULATED else cuda.as_cuda_array(argument, sync=False)

@@ -50,10 +50,9 @@ def step_games(
     """Step games, and return the largest number of changes of a picture; ended games stay ended.
 
     Args:
-        s, begin, end, shades, seen, work: as in ``reset_games``.
+        s, begin, end, shades, seen, work: as for ``reset_games``.
         actions: int64 (games,).
-        settings: emulated frames per action; whether to take the maximum of the last two, not the
-            last one alone; emulated frames after which a game is truncated.
+        settings: frame_skip, max_pool and max_num_frames_per_episode of ``PongVectorEnv``.
         before: uint8 (games, stack, 84, 84), the previous observations.
         observations: output: the new ones.
         rewards: int32 (games,), output: points.
@@ -164,7 +163,7 @@ def observe(s, g, shades, seen, work, max_pool, small):
 def observe_cut_step(s, g, shades, seen, work, small):
     """Draw the last observation of a game, which does not show the game's last picture.
 
-    In its place is still the maximum of the previous observation's two pictures.
+    The maximum of the previous observation's two pictures is still in its place.
     """
     lines, columns = lines_of(seen), (0, WIDTH)
     look, rows_a, row_of_a, rows_b, row_of_b, sums, rows_c, row_of_c = work

@@ -1,7 +1,7 @@
-"""The processor's instructions: a 6507, which is a 6502 with fewer address lines.
+"""The instructions of the processor: a 6507, a 6502 with fewer address lines.
 
-An instruction is one byte that says what to do and how to find the operand, followed by none, one
-or two bytes of operand. Its cycles depend on both.
+An instruction is one byte that says what to do and how to find the operand, followed by up to two
+bytes of operand. Its cycles depend on both.
 
 Source: MOS Technology, MCS6500 Microcomputer Family Programming Manual, 1976, appendix B.
 """
@@ -68,7 +68,7 @@ class Instruction(NamedTuple):
 
 
 def decode(rom: bytes, address: int) -> Instruction:
-    """Return the instruction at an address; raise KeyError if ``OPCODES`` has no such one."""
+    """Return the instruction at an address; raise KeyError if ``OPCODES`` lacks it."""
     opcode, low, high = (rom[(address + i) % len(rom)] for i in range(3))
     name, mode = TABLE[opcode]
     size, cycles = MODES[mode]

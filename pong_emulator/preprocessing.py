@@ -5,9 +5,8 @@ In units of 1/21 column and 1/2 line, all weights are integers and add up to 200
 OpenCV's rounded results. Only if the mean lies half way between two greys, OpenCV's float32 sum may
 fall to either side, and ``half_way`` computes the same sum.
 
-Source: Mnih et al., Nature 518 (2015), methods, which takes the maximum of colours. Here, as in
-ALE's vector environment and gymnasium's ``AtariPreprocessing``, it is the maximum of greys. The two
-differ where edges overlap.
+Source: Mnih et al., Nature 518 (2015), methods, but with the maximum of greys, as in ALE's vector
+environment, not of colours.
 """
 
 import numpy as np
@@ -43,8 +42,7 @@ def shrink(rows_a, row_of_a, rows_b, row_of_b, seen, sums, small):
     """Shrink the maximum of two pictures into the rows ``seen``; the others are black.
 
     Args:
-        rows_a, row_of_a: a picture, from ``television.draw``.
-        rows_b, row_of_b: the other one.
+        rows_a, row_of_a, rows_b, row_of_b: the pictures, from ``television.draw``.
         seen: the rows that are not black, [first, last).
         sums: int32 (WIDTH + 2,), working memory; the last two stay 0.
         small: uint8 (84, 84), output.

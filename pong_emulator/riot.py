@@ -1,7 +1,7 @@
 """The chip with RAM, timer and ports (MOS 6532, "RIOT"); the RAM is a part of the state.
 
-The timer counts down once every 8 or 64 cycles, and the program waits until it is 0 before it
-begins or ends a picture.
+The timer counts down once every 8 or 64 cycles. The program begins and ends a picture when the
+timer reaches 0.
 
 Source: MOS Technology, MCS6532 data sheet; the cycle in which a count changes was measured.
 """

@@ -28,7 +28,7 @@ def read_rom(path: Path | None = None) -> bytes:
     """Return the 2,048 bytes of the cartridge, by default from the installed ale-py.
 
     Raises:
-        EmulatorError: there is no ROM, or it is not the Pong that this package translates.
+        EmulatorError: there is no ROM, or another one than this package translates.
     """
     if path is None:
         package = find_spec("ale_py")

@@ -38,22 +38,19 @@ class Step(NamedTuple):
 
     @property
     def has_effect(self) -> bool:
-        """Whether it must stay even if nobody uses its targets."""
         return not self.targets or self.call is not None
 
     @property
     def uses(self) -> set[str]:
-        """The variables that it reads."""
         return self.call.takes if self.call else set(NAME.findall(self.text))
 
     @property
     def needs_time(self) -> bool:
-        """Whether ``t`` must be up to date before it."""
         return self.call is not None or re.search(r"\bt\b(?! \+=)", self.text) is not None
 
 
 def return_address(instruction: Instruction, stack: int) -> Iterator[Step]:
-    """Yield what a call pushes onto the stack, which lies in RAM where everybody can see it."""
+    """Yield what a call pushes onto the stack, which is visible in RAM."""
     address = instruction.following - (1 if instruction.name == "JSR" else 0)
     yield Step(f"{_ram(stack)} = {address >> 8:#04x}")
     yield Step(f"{_ram(stack - 1)} = {address & 0xFF:#04x}")
@@ -66,7 +63,6 @@ def _ram(address: int) -> str:
 
 
 def _status(mask: int) -> str:
-    """Return the masked bits of the status register, as the processor pushes it."""
     bits = {
         0x80: "(n & 0x80)",
         0x40: "((v != 0) << 6)",
@@ -145,7 +141,6 @@ def meaning(i: Instruction, stack: int | None) -> Iterator[Step]:
 
 
 def _operand(i: Instruction) -> tuple[str, list[Step]]:
-    """Return the operand that an instruction reads, and the statements before it."""
     address = i.operand
     index = i.mode[-1]
     match i.mode:

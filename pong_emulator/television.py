@@ -1,7 +1,7 @@
 """The picture: drawn from the registers at its beginning and the log of their changes.
 
 Between two changes the beam shows the same, line after line. So each different row is drawn once,
-and each of the 210 lines refers to one of them. About 35 rows make a picture of Pong.
+about 35 for a picture of Pong, and each of the 210 lines refers to one of them.
 """
 # ruff: noqa: F403, F405, all fields of the state
 

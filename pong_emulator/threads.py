@@ -26,9 +26,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     """``PongVectorEnv`` with ``device="cpu"``.
 
     During a step, each thread owns its games' columns of the state, their rows of the observations
-    and results, and its own scratch memory. It only reads everything else: the settings, the state
-    of a new game, the no-ops. Only the caller's thread replaces those, in ``_settle`` and
-    ``_seed``, when no other thread is playing.
+    and results, and its scratch memory. Only the caller's thread changes anything else, in
+    ``_settle`` and ``_seed``, when no other thread is playing.
     """
 
     # A step in progress: shares of other threads, and those left to the thread that waits.
@@ -77,7 +76,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     def send(self, actions: np.ndarray) -> None:
         """Begin a step with these actions, integers (num_envs,), and return at once.
 
-        With one thread, ``recv`` plays: another thread would only take the core away from this one.
+        With one thread, ``recv`` plays, because another thread would only take the core from this
+        one.
 
         Raises:
             ValueError: actions are invalid.
@@ -131,7 +131,6 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         self._handed_on: list[Future] = []
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the threads."""
         self._playing = None
         if hasattr(self, "_pool"):  # missing if the arguments were refused
             self._pool.shutdown()
@@ -186,7 +185,6 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         check_changes(reset_games(self._state, begin, end, *args))
 
     def _wait(self) -> dict[int, np.ndarray]:
-        """Wait for all games; return the last observations of those that ended."""
         others, own = self._playing or ([], [])
         self._playing = None
         last: dict[int, np.ndarray] = {}

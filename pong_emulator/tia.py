@@ -2,10 +2,10 @@
 
 There is no picture memory: the beam passes 262 lines of 228 colour clocks (the last 160 visible),
 three to a cycle of the processor, and the program changes the registers just in time. Changes are
-logged with their clocks; ``television.py`` draws pictures from the log. Collisions of the ball,
-which the program reads, are computed at each change.
+logged with their clocks, for ``television.py``. Collisions of the ball, which the program reads,
+are computed at each change.
 
-Only what Pong uses in its first game is implemented: players of one copy, eight pixels wide and not
+Only the parts that Pong's first game uses are here: players of one copy, eight pixels wide and not
 reflected; missiles that stay locked and unseen; no sound.
 
 Source: Stella Programmer's Guide, Wright 1979; the clocks until a write shows were measured.
@@ -46,7 +46,7 @@ def record(s, g, clock, field, value):
 
 @compiled
 def collide(s, g, clock):
-    """Find what the ball has touched up to a clock; call it before anything changes."""
+    """Find what the ball has touched up to a clock; call it before any change."""
     begin, end = max(s[COLLIDED, g], FIRST_CLOCK), min(clock, LAST_CLOCK)
     s[COLLIDED, g] = clock
     if s[BALL, g] == 0 or s[VBLANK, g] != 0:

@@ -1,9 +1,9 @@
 """The translation: from machine code to Python functions that do the same.
 
 ``semantics.py`` has the statements of every instruction; this file puts them together. The cycle
-``t`` is updated only where something looks at the clock. Unused values are neither computed, nor
-passed to or from routines, so most flags vanish. A routine is translated once per depth of the
-stack, so addresses on the stack are constants, too.
+``t`` is updated only before a statement that needs it. Unused values are neither computed nor
+passed between routines, so most flags vanish. A routine is translated once per depth of the stack,
+so addresses on the stack are constants, too.
 
 Where a block leads to one of several places further down, ``at`` says to which.
 """
@@ -46,31 +46,28 @@ class Translated:
 
     @property
     def takes(self) -> set[str]:
-        """The variables that it uses."""
         return self.live[self.routine.entry]
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments that it is called with."""
         boot = ["boot"] * (self.routine.entry == POWER_ON)
         return ["s", "g", "t", *boot, *sorted(self.takes)]
 
     @property
     def results(self) -> list[str]:
-        """The variables that it returns."""
         return ["t", *sorted(self.wanted & self.changes)]
 
 
 def translate(program: Program) -> str:
     """Return the source of a module with the function ``emulated_frame(s, g, t, boot, ...)``.
 
-    It needs the names of ``bus.py``, ``tia.py``, ``riot.py`` and ``state.py``. ``s`` is the state,
-    int32 (fields, games), and ``g`` the game. ``emulated_frame`` runs until the next picture is
-    complete, from the last one, or from power-on if ``boot``. It returns ``t`` and the registers
-    that the next call needs.
+    It needs the names of ``bus.py``, ``tia.py``, ``riot.py`` and ``state.py``. ``emulated_frame``
+    runs game ``g`` of the state ``s``, int32 (fields, games), until the next picture is complete,
+    from the last one, or from power-on if ``boot``. It returns ``t`` and the registers that the
+    next call needs.
 
     Raises:
-        EmulatorError: the program does what this translation does not know.
+        EmulatorError: the program does something that this translation does not know.
     """
     main, subroutines = find_routines(program)
     routines: dict[tuple[int, int | None], Translated] = {}  # each after those that it calls
@@ -91,8 +88,6 @@ def translate(program: Program) -> str:
 def _translate_blocks(
     done: Translated, program: Program, subroutines: dict[int, Routine], routines: dict
 ) -> None:
-    """Fill in the steps of a routine, after translating those that it calls."""
-
     def called(entry: int, stack: int | None) -> Translated:
         if (entry, stack) not in routines:
             routine = Translated(subroutines[entry], stack)
@@ -141,7 +136,6 @@ def _stack_after(
 
 
 def _find_changes(routines: list[Translated]) -> None:
-    """Find the variables that each routine, or what it calls, may change."""
     for routine in [*routines[1:], routines[0]]:  # what is called comes first
         for _, steps in chain.from_iterable(routine.steps.values()):
             for step in steps:
@@ -166,7 +160,6 @@ def _liveness(routines: list[Translated], after_picture: int) -> bool:
 
 
 def _live_at_end(routine: Translated, block: Block) -> set[str]:
-    """Return the variables that are used after a block."""
     if not block.targets:
         return set(routine.wanted)
     live = set().union(*(routine.live[target] for target in block.targets))
@@ -240,7 +233,6 @@ class Writer:
         return lines
 
     def _code(self, block: Block, cycles: int) -> tuple[list[str], int]:
-        """Return the lines of a block, and the cycles since ``t`` at its end."""
         live = _live_at_end(self.routine, block)
         kept: list[tuple[Instruction | None, list[Step]]] = []
         for instruction, steps in reversed(self.routine.steps[block.start]):

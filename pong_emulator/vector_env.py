@@ -99,7 +99,6 @@ class BasePongVectorEnv(VectorEnv):
         return batch_space(self.single_observation_space, self.num_envs)
 
     def _seed(self, seed: Seed | None) -> None:
-        """Seed each game with its own number, or with ``seed`` plus its place."""
         if seed is None:
             seed = np.random.SeedSequence().generate_state(1)[0] >> 2
         seeds = np.asarray(seed)
@@ -145,7 +144,6 @@ class BasePongVectorEnv(VectorEnv):
         return self._here(self._state[RAM : RAM + 128, : self.num_envs]).T.astype(np.uint8)
 
     def _here(self, state: Any) -> np.ndarray:
-        """Return a part of the state in the CPU's memory."""
         return state
 
     def screen(self, i: int) -> np.ndarray:
@@ -165,10 +163,7 @@ class BasePongVectorEnv(VectorEnv):
         return picture
 
     def render(self) -> tuple[np.ndarray, ...] | None:
-        """Return every game's last picture, uint8 (210, 160, 3), or None without a render mode.
-
-        Errors are those of ``screen``.
-        """
+        """Return every game's last picture, uint8 (210, 160, 3), or None without a render mode."""
         if self.render_mode is None:
             return None
         self._check_turn("render")

@@ -1,14 +1,14 @@
 """Measure each technique by itself, on the network, the frames and the buffer of the suite.
 
 A part compares ways to do one piece of work. The ways take turns, so that a drifting machine slows
-all of them alike. A gain compares with the first way: times as fast, or as small. Rows say what
-this machine lacks. The second command measures as on a CPU without AVX-512.
+all of them alike. A gain compares with the first way: times as fast, or as small. The second
+command measures as on a CPU without AVX-512.
 
     python -m benchmarks techniques
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks techniques --out runs/avx2
     python -m benchmarks techniques --cuda --only calls device compilation precision copies
 
-Files: techniques-cpu.md, its rows as .csv, and a picture with a panel for each part, .png.
+Files: a table, .md and .csv, and a picture with a panel for each part, .png.
 """
 
 import argparse
@@ -37,7 +37,7 @@ PARTS = {  # each gets the flags, with the device and an ExitStack for what it o
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of this subcommand."""
+    """Add this subcommand's flags."""
     names, text = list(PARTS), "parts to measure (default: all)"
     parser.add_argument("--only", nargs="+", choices=names, default=names, help=text)
     parser.add_argument("--cuda", action="store_true", help="measure on the GPU")

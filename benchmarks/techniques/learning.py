@@ -147,7 +147,7 @@ def compilation(args: Namespace) -> Works:
 
 
 def kept_for_backward(args: Namespace, gpu: bool = False, **how: Any) -> Measure:
-    """Measure the megabytes that a forward pass keeps for the backward pass, weights too."""
+    """Measure the megabytes, weights too, that a forward pass keeps for the backward pass."""
     if gpu:
         need_gpu(args.device)
     learner, kept = Learner(args.device, args.batch_size, **how), dict[int, int]()

@@ -22,7 +22,7 @@ Sample = Callable[[int], Any]  # batch size -> a batch on the device
 
 
 def fresh_processes() -> multiprocessing.context.BaseContext:
-    """Return a context whose processes fork from one that has imported this; Windows has none."""
+    """Return a context whose processes fork from one with the imports; Windows has none."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     return context

@@ -1,7 +1,7 @@
 """The DeepMind preprocessing of Atari games, in PyTorch's layout (channels first).
 
 Source: Mnih et al., Nature 518 (2015), methods; Machado et al., arXiv:1709.06009, for the effect of
-each choice. Every wrapper has one job; ``make_atari`` and ``wrap_deepmind`` combine them.
+each choice. ``make_atari`` and ``wrap_deepmind`` combine the wrappers.
 """
 
 import re
@@ -51,9 +51,9 @@ class Skip(gym.Wrapper):
     """Repeat every action ``skip`` times, sum the rewards and return the last frame.
 
     With ``max_pool``, return the pixelwise maximum of the last two frames, because the Atari 2600
-    draws some objects only in every other frame. It is taken of colours, as in the Nature paper,
-    ptan and Stable-Baselines3. With ``obs_type="grayscale"`` it is taken of greys, as in ALE's
-    vector environment and gymnasium's ``AtariPreprocessing``. The two differ by up to 16 greys.
+    draws some objects only in every other frame. The Nature paper, ptan and Stable-Baselines3 take
+    it in colour. With ``obs_type="grayscale"`` it is taken in grey, as in ALE's vector environment
+    and gymnasium's ``AtariPreprocessing``. The two differ by up to 16 greys.
 
     >>> env = Skip(gym.make("PongNoFrameskip-v4"), skip=4, max_pool=True)
     """
@@ -79,8 +79,8 @@ class Skip(gym.Wrapper):
 class EpisodicLife(gym.Wrapper):
     """End the episode with every lost life, but reset the game only when it is over.
 
-    The learner sees that a lost life ends all later rewards, and the agent still plays whole games.
-    Games without lives (Pong) do not change.
+    So the learner sees that a lost life ends all later rewards, and the agent still plays whole
+    games.
 
     >>> env = EpisodicLife(gym.make("BreakoutNoFrameskip-v4"))
     """
@@ -191,9 +191,8 @@ class ClipReward(gym.RewardWrapper):
 class LazyFrames:
     """Stacked frames, (c, height, width) each, that are concatenated only when needed.
 
-    Consecutive stacks share their frames, so each frame is in memory once. ``frames``, oldest
-    first, gives access without a copy. ``np.asarray(stack)`` is quicker than
-    ``torch.tensor(stack)``, and Stable-Baselines3's ``check_env`` expects it of observations.
+    Consecutive stacks share their frames, so each frame is in memory once. ``frames`` has them,
+    oldest first. ``np.asarray(stack)`` is quicker than ``torch.tensor(stack)``.
     """
 
     def __init__(self, frames: Sequence[np.ndarray]) -> None:
@@ -214,7 +213,6 @@ class LazyFrames:
         return np.asarray(self)[index]
 
     def __eq__(self, other: object) -> bool:
-        """Compare all pixels at once, where arrays compare each by itself."""
         return isinstance(other, LazyFrames) and np.array_equal(self, other)
 
 
@@ -263,8 +261,8 @@ def make_atari(
 ) -> gym.Env:
     """Make an Atari game that counts in agent steps and reports whole games.
 
-    When a game ends, ``info["episode"]`` has its true reward ``r`` and its length ``l`` in agent
-    steps, whatever wrappers follow.
+    When a game ends, ``info["episode"]`` has its unclipped reward ``r`` and its length ``l`` in
+    agent steps, whatever wrappers follow.
 
     Args:
         env_id: a NoFrameskip game, such as PongNoFrameskip-v4.

@@ -39,10 +39,10 @@ class ExperienceSource:
 
     Iterating yields lists of ``steps`` steps. Each step chooses all actions before playing any.
 
-    A game's state is spread over the emulator and all wrappers. So a checkpoint stores how each
-    game began and the actions since then, and loading it plays them again. The emulator's state
-    after the previous game is part of the beginning, because ALE randomises the RAM of some games.
-    Games must not be random in other ways, as with sticky actions.
+    A game's state is spread over the emulator and all wrappers, so a checkpoint stores how each
+    game began and its actions, and loading it plays them again. The emulator's state after the
+    previous game belongs to the beginning, because ALE randomises the RAM of some games. Games must
+    not be random in other ways, as with sticky actions.
 
     Args:
         envs: Atari games whose observations are ``LazyFrames``.
@@ -66,7 +66,6 @@ class ExperienceSource:
         self._games = [{"seed": seed, "before": None, "actions": []} for seed in seeds]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how to get back into the current games."""
         games = [game | {"actions": list(game["actions"])} for game in self._games]
         return {"games": games, "begins": self._starts.tolist(), "frames": self._frames.tolist()}
 

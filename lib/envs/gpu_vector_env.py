@@ -1,6 +1,6 @@
 """A vector environment whose tensors stay in place on the device, so CUDA graphs can step it.
 
-``StackedVectorEnv`` in ``lib.envs.vector_env`` makes the same states in new arrays each time.
+``lib.envs.vector_env.StackedVectorEnv`` makes the same states in new arrays.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 
 
 def plays_games(device: torch.device) -> bool:
-    """Return whether ``pong_emulator``, when tried, plays the CPU's games on this GPU."""
+    """Return whether ``pong_emulator`` plays the same games on this GPU as on the CPU."""
     if not is_asynchronous(device):
         return False
     here = first_games(torch.device("cpu"))
@@ -35,7 +35,7 @@ def plays_games(device: torch.device) -> bool:
 
 
 def first_games(device: torch.device) -> dict[str, torch.Tensor]:
-    """Play 48 steps of four games on this device, cut short so that new games begin."""
+    """Play 48 steps of four games, and truncate them so early that new ones begin."""
     random, steps = np.random.default_rng(0), []
     make: Any = pong_emulator.PongVectorEnv
     envs = make(4, device=device, stack=1, max_num_frames_per_episode=100)
@@ -65,7 +65,7 @@ def emulated_games(
 class TensorVectorEnv:
     """Several games and their stacked states on a device.
 
-    Points and ends of games stay there, too; ``report`` fetches them once per rollout.
+    Points and ends of games stay on the device, too; ``report`` fetches them once per rollout.
 
     Args:
         seed: seed of the run, see ``lib.seeds``.
@@ -106,12 +106,11 @@ class TensorVectorEnv:
 
     @property
     def changing(self) -> list[torch.Tensor]:
-        """All tensors that a step changes and later steps depend on."""
         kept = [self.states, *self._outcome, self._game, self._ends, self._points, self._place]
         return [*kept, self._envs.changing] if self.captures else kept
 
     def reset(self, envs: Any) -> None:
-        """Begin these games of one frame per observation; games on the CPU suit any device."""
+        """Begin these games, with one frame per observation; they may be on the CPU."""
         self._envs, self._play = envs, self._play_on_cpu
         self.captures = is_asynchronous(self.states.device) and hasattr(envs, "stepper")
         if hasattr(envs, "stepper"):
@@ -149,9 +148,9 @@ class TensorVectorEnv:
             place.copy_(new)
 
     def report(self) -> tuple[list[Episode], tuple[int, int]]:
-        """Return the previous rollout's episodes, in order, and its points won and lost.
+        """Return the episodes of the previous rollout, in order, and its points won and lost.
 
-        The device is still computing the present rollout.
+        The device may still be computing the present rollout.
         """
         counts = [self._envs.counts()] if hasattr(self._envs, "stepper") else []
         numbers = torch.cat([self._points, self._ends.flatten(), *counts])

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-# The rows between the walls, without the lowest four of 64. After halving, those would add a row to
-# the first convolution's output that the second one, of stride 2, does not reach.
+# The 64 rows between the walls, without the lowest four. After halving, these would only add a row
+# that the second convolution, of stride 2, does not reach.
 PONG_ROWS = (13, 73)
 PONG_ACTIONS = (0, 2, 3)  # stay, up and down; the other three do the same
 
@@ -13,24 +13,17 @@ PONG_ACTIONS = (0, 2, 3)  # stay, up and down; the other three do the same
 class Preprocessing:
     """The input that a network expects, and the actions that its values belong to.
 
-    It comes from a run's settings (``CommonOptions.preprocessing``), and checkpoints store it. The
-    defaults are DeepMind's (Mnih et al., Nature 518 (2015), methods).
+    Checkpoints store it. The defaults are DeepMind's (Mnih et al., Nature 518 (2015), methods).
 
     Args:
-        env: a NoFrameskip game, such as PongNoFrameskip-v4.
-        vector_env: preprocess like ALE's vector environment and our emulator: maximum of two grey
-            frames, FIRE only at the start of a game. False: like ``lib.envs.atari_wrappers``:
-            maximum of two colour frames, then grey, FIRE after each lost life, too.
-        skip: emulated frames per agent step.
-        max_pool: take the maximum of the last two of them, not the last one alone.
-        stack: frames per state.
-        resize: a key of ``lib.envs.atari_wrappers.RESIZERS``.
-        rows: the first of the 84 rows that a state shows, and the one after the last.
+        env, skip, max_pool, noop_max: as for ``lib.envs.atari_wrappers.make_atari``.
+        stack, resize, fire_reset, episodic_life: as for ``wrap_deepmind`` there.
+        vector_env: take the maximum in grey, and press FIRE only at the start of a game, as ALE's
+            vector environment and our emulator do. False: take it in colour, and press FIRE after
+            each lost life, too, as the wrappers do.
+        rows: the rows of the 84 that a state shows, [first, last).
         actions: the game's actions in the order of the network's values; None: all.
         half: average blocks of 2x2 pixels, which leaves a quarter of the data.
-        noop_max: begin games with 1 to this many no-ops; 0: none.
-        fire_reset: begin games with FIRE, if the game has it.
-        episodic_life: a lost life ends the episode.
     """
 
     env: str
@@ -59,7 +52,7 @@ class Preprocessing:
     def starts(self) -> "dict[str, Preprocessing]":
         """Kinds of start to test an agent with, by name; DeepMind's is the last.
 
-        An agent that knows only other starts may play well as trained and badly after no-ops.
+        An agent trained with other starts may lose after no-ops.
         """
         deepmind = Preprocessing(self.env)
         standard = replace(self, noop_max=deepmind.noop_max, fire_reset=deepmind.fire_reset)

@@ -1,7 +1,6 @@
 """Vector environments: ALE's in C++, and our own emulator's, which has the same methods.
 
-``ale_py.AtariVectorEnv`` plays in C++ threads, without the interpreter's lock. ``send`` hands over
-the actions and returns at once; ``recv`` waits for the frames. Games are played in between.
+Both play between ``send`` and ``recv``, in threads without the interpreter's lock.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,10 +41,8 @@ def ale_games(
     """Make games in ALE's C++ threads.
 
     Args:
-        env_id: a NoFrameskip game, such as PongNoFrameskip-v4.
+        env_id, max_pool: as for ``lib.envs.atari_wrappers.make_atari``, but the maximum is in grey.
         threads: number of emulating threads; 0: one per core.
-        max_pool: take the maximum of the last two of 4 skipped frames, not the last one alone; in
-            grey, where ``lib.envs.atari_wrappers`` uses colours.
         settings: passed to ALE. Games begin with FIRE and up to ``noop_max`` (30) - 2 no-ops.
     """
     settings |= {"num_threads": threads or min(cores(), num_envs), "maxpool": max_pool}
@@ -57,9 +54,9 @@ def ale_games(
 def fast_games(
     env_id: str, num_envs: int, max_pool: bool, threads: int = 0, **settings: Any
 ) -> Any:
-    """Make Pong with ``pong_emulator`` if Numba can compile it, otherwise ``ale_games``.
+    """Make Pong with ``pong_emulator`` if Numba can compile it, otherwise with ``ale_games``.
 
-    Both play the same games, pixel for pixel, so players of both kinds can play together.
+    Both play the same games, pixel for pixel.
     """
     if _is_emulated(env_id):
         settings |= {"threads": threads or playing_threads(num_envs), "max_pool": max_pool}
@@ -79,9 +76,8 @@ def _is_emulated(env_id: str) -> bool:
 class StackedVectorEnv:
     """Several games with the DeepMind preprocessing, and their stacked states.
 
-    A new game begins with its first frame repeated, as in ``FrameStack``, in the step that ends the
-    last one. A lost life ends the episode, as with ``EpisodicLife``, but the game goes on, and the
-    agent presses FIRE if the game waits for it.
+    In the step that ends a game, the next one begins, with its first frame repeated. A lost life
+    ends the episode, but the game goes on, and the agent presses FIRE if the game waits for it.
 
     Args:
         envs: games of ``ale_games`` or ``fast_games``, with one frame per observation.
@@ -138,7 +134,7 @@ class StackedVectorEnv:
 class VectorExperienceSource:
     """Step a vector environment forever, while the network learns.
 
-    Iterating yields lists of one step, the previous one: the emulator already has the next actions.
+    Iterating yields lists of one step, the previous one, because the games already play the next.
     ``agent`` maps uint8 states (n, stack, height, width) to actions, int64 (n,).
     """
 

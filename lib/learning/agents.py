@@ -66,13 +66,10 @@ class EpsilonGreedyAgent(EpsilonGreedy):
 
 
 class Exploration(EpsilonGreedy):
-    """Epsilon-greedy over given actions, for a rung that needs the values of all states anyway.
-
-    ``EpsilonGreedyAgent`` computes values only for the states in which it acts greedily.
-    """
+    """Epsilon-greedy over given actions, for a rung that needs the values of all states anyway."""
 
     def __call__(self, chosen: torch.Tensor, frame: int) -> np.ndarray:
-        """Return the actions to play at this frame, int64 (n,); ``chosen`` may be anywhere."""
+        """Return the actions to play at this frame, int64 (n,); ``chosen`` may be on any device."""
         actions = chosen.cpu().numpy().copy()
         at_random = self._rng.random(len(actions)) < self.epsilon(frame)
         actions[at_random] = self._rng.integers(self.n_actions, size=at_random.sum())
@@ -88,14 +85,13 @@ def epsilon_greedy(chosen: torch.Tensor, epsilon: torch.Tensor, n_actions: int) 
 def sample_softmax(values: Any, temperature: float, noise: Any = None) -> Any:
     """Sample actions from softmax(values / temperature), int64 (n,); temperature 0: greedy.
 
-    Near-ties are broken at random, and clear choices stay. Pong is deterministic: a greedy agent
-    that loses a point may get the same serve again, and lose every point in the same way. The
-    greatest value after adding Gumbel noise is a sample of the softmax.
+    This breaks near-ties at random and keeps clear choices. Pong is deterministic, so a greedy
+    agent that loses a point may lose every point in the same way.
 
     Args:
         values: float32 (n, actions), torch or NumPy.
         temperature: about a tenth of the usual gap between the best two values.
-        noise: Gumbel noise, (n, actions); None: torch draws it.
+        noise: Gumbel noise, (n, actions); the greatest sum is the sample. None: torch draws it.
     """
     if noise is None:
         noise = -torch.empty_like(values).exponential_().log()
@@ -107,8 +103,8 @@ def sample_actions(
 ) -> np.ndarray:
     """Sample epsilon-greedy or epsilon-softmax actions, int64 (n,).
 
-    ``values`` are float32 (n, actions). Each of the n games has its own generator in ``randoms``,
-    so its numbers do not depend on the other games.
+    ``values`` are float32 (n, actions). Each game has its own generator in ``randoms``, so its
+    numbers do not depend on the other games.
     """
     count = values.shape[1]
     noisy = count if temperature else 0

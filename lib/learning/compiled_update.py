@@ -1,8 +1,7 @@
 """An update as one closed function: compiled, in low precision, and a CUDA graph on the GPU.
 
 ``torch.func`` computes the gradients, and Adam is written as tensor operations, so the compiler
-sees the whole update. It fuses conversions, activations and Adam into loops that read and write
-memory once.
+sees the whole update.
 """
 
 import logging
@@ -45,7 +44,7 @@ def cuda_graph(function: Callable[[], Result]) -> Callable[[], Result]:
 
     The function must read only tensors that stay in place, and must not wait for the GPU. Capturing
     calls it four times. The returned function replays the graph and overwrites the previous result.
-    It keeps the captured function alive, and thereby everything that the graph reads.
+    It keeps alive everything that the graph reads.
     """
     stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(stream)  # a capture needs its own stream, and a warm-up that allocates memory
@@ -72,15 +71,15 @@ def replay(graph: torch.cuda.CUDAGraph, result: Result, reads: Callable[[], Resu
 
 
 def end_capture(stream: torch.cuda.Stream, pool: tuple[int, int]) -> None:
-    """Reset torch's allocator and random generators after a capture that failed.
+    """Reset torch's allocator and random generators after a failed capture.
 
-    Otherwise nothing could be captured any more, and no random number drawn.
+    Otherwise torch could neither capture again nor draw random numbers.
     """
     torch.cuda.set_stream(stream)
     with suppress(RuntimeError):  # torch had done this before the error
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
-    # For the random generators, the next capture that succeeds ends the failed one.
+    # The random generators stay in capture mode until a capture succeeds.
     with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device=stream.device)
     torch.cuda.set_stream(stream)  # in case this capture fails, too
@@ -93,7 +92,7 @@ def try_compile(
     from torch._inductor import config  # slow to import
 
     config.cpp.vec_isa_ok = True  # skip a probe that runs g++ for each vector width (5 s)
-    # On GPUs with fewer than 68 processors, it warns of a mode that is not used here.
+    # On GPUs with fewer than 68 processors, Inductor warns of a mode that is not used here.
     logging.getLogger("torch._inductor.utils").setLevel(logging.ERROR)
     triton = is_asynchronous(device)
     tools = "Triton, or triton-windows, " * triton + "g++, clang or cl, and Python's headers"
@@ -101,7 +100,7 @@ def try_compile(
 
     def make() -> Callable[..., Any]:
         # Inductor's random numbers are float32, too coarse for the rows of a large buffer. With
-        # torch's, it also draws the same rows as eager code.
+        # torch's, compiled code also draws the same rows as eager code.
         compiled = torch.compile(eager, fullgraph=True, options={"fallback_random": True})
 
         def call(*args: Any) -> Any:
@@ -134,9 +133,8 @@ def graph_or_eager(
 ) -> Callable[[], Result]:
     """Capture a function as one CUDA graph if the device supports it; otherwise return it.
 
-    Capturing calls the function. Afterwards the tensors in ``changing`` get their former values
-    back; leave out those that the caller restores. ``name`` says in a warning what was not
-    captured.
+    Capturing calls the function, and then restores the tensors in ``changing``; leave out those
+    that the caller restores. ``name`` is for the warning.
     """
     if not (captures and is_asynchronous(device)):
         return function
@@ -147,8 +145,8 @@ def graph_or_eager(
 class CapturedForward:
     """A function of states, for choosing actions; on a GPU, one CUDA graph.
 
-    Launching its twenty or so kernels takes the CPU longer than running them takes the GPU. Smaller
-    batches than ``states_shape`` are padded with stale states.
+    The CPU takes longer to launch its twenty or so kernels than the GPU to run them. Batches may be
+    smaller than ``states_shape``.
 
     Args:
         function: maps states, uint8 (n, stack, height, width), to one or more tensors (n, ...).
@@ -175,7 +173,7 @@ class CapturedForward:
 
             return call
 
-        with unchanged(device):  # the function may draw, and compiling does
+        with unchanged(device):  # the function may draw random numbers, and compiling does
             if is_asynchronous(device) and alone:
                 self._call = try_optimised("the CUDA graph that chooses actions", function, capture)
             elif compiled and not is_asynchronous(device) and compiles(device):
@@ -189,8 +187,8 @@ class CapturedForward:
 class CompiledUpdate:
     """A compiled update; on a GPU, captured once and replayed as one CUDA graph.
 
-    The update returns the loss, and changes ``net`` and ``others``. It must read only tensors that
-    stay in place, and must not wait for the device.
+    The update returns the loss, and changes ``net`` and ``others``. It must meet the conditions of
+    ``cuda_graph``.
     """
 
     def __init__(
@@ -206,5 +204,4 @@ class CompiledUpdate:
             self._call = graph_or_eager("the update", self._call, self._device)
 
     def __call__(self) -> torch.Tensor:
-        """Make an update and return the loss, which stays on the device."""
         return self._call().clone()  # the next replay overwrites it

@@ -1,8 +1,4 @@
-"""The replay buffer on the training device, so that sampling is part of the update.
-
-The device draws rows and gathers frames, and the CPU does not wait for them. So sampling can be
-compiled, and captured in a CUDA graph.
-"""
+"""The replay buffer on the training device, so that sampling is part of the update."""
 
 from lib.devices import Device
 from lib.learning.replay_buffer import Batch, ReplayBuffer, Shape
@@ -12,7 +8,7 @@ import torch
 
 
 class DeviceReplayBuffer(ReplayBuffer):
-    """A ``ReplayBuffer`` on the device, which also draws the random numbers."""
+    """A ``ReplayBuffer`` on the device, which also draws the rows; the CPU waits for nothing."""
 
     on_device = True
 

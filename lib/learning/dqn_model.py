@@ -20,7 +20,7 @@ class DQN(nn.Module):
 
     Attributes:
         arguments: these arguments, from which a checkpoint rebuilds the network.
-        temperature: of the softmax that chooses actions, see ``agents.sample_softmax``.
+        temperature: for ``agents.sample_softmax``, which chooses actions.
     """
 
     temperature = 0.0  # greedy
@@ -70,8 +70,8 @@ class DQN(nn.Module):
     def pixels(self, states: torch.Tensor) -> torch.Tensor:
         """Scale states to [0, 1] and subtract each state's mean: the input of the convolutions.
 
-        Most pixels are background, which shifts the pre-activations of all units alike. Adam would
-        first correct that, which may leave a layer of dead ReLUs, and nothing would be learned.
+        Most pixels are background, which shifts all units alike. Adam would first correct that,
+        which may leave a layer of dead ReLUs that never learns.
         """
         # Convert and reorder (or copy) in one pass; scale and centre in place.
         dtype = next(self.conv.parameters()).dtype
@@ -87,8 +87,8 @@ class DuelingDQN(DQN):
     Wang et al., arXiv:1511.06581, for the dueling heads: the value of a state and the advantages of
     its actions, so that learning about one action helps all.
 
-    Its input has half the resolution, so its first kernel covers 8x8 of the 84x84 pixels in strides
-    of 4, like DQN's, with a quarter of the weights and operations.
+    Its input has half the resolution, so its first kernel of 4x4 sees as much of the picture as
+    DQN's, with a quarter of the operations.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class DuelingDQN(DQN):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Estimate action values, (batch, actions), in the dtype of the last layer's weights.
 
-        The values of Pong's actions often differ by less than bfloat16 can show, so the last layer
-        may have a higher precision than the others.
+        That layer may be more precise than the others, because the values of Pong's actions often
+        differ by less than bfloat16 can show.
         """
         planes = self.conv[:-1](self.pixels(states))
         # Flatten in memory order: any other order would take a tenth of an update.
@@ -133,7 +133,7 @@ class BlockConv2d(nn.Conv2d):
     """A convolution of stride 2 and an even kernel, computed as one of stride 1 over 2x2 blocks.
 
     The sums are the same, but on a CPU the gradient of the input takes half as long: 0.17 instead
-    of 0.36 ms for 64 states on two cores. Without gradients nothing is gained.
+    of 0.36 ms for 64 states on two cores.
     """
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: float) -> torch.Tensor:
     """Return the mean squared Bellman error of a batch, a float32 scalar.
 
-    No value follows a terminal state. The gradient flows only through ``q`` if ``next_q`` has none.
+    No value follows a terminal state.
 
     Source: Mnih et al., Nature 518 (2015), algorithm 1.
 
@@ -25,8 +25,8 @@ def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: flo
 def squared_error(q: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the mean squared error of the values of the actions taken, a float32 scalar.
 
-    ``q`` has the values of all actions, (batch, actions). The actions taken, int64, and the targets
-    of their values, float32, are (batch,).
+    ``q``, (batch, actions), has the values of all actions. ``actions`` are int64 (batch,),
+    ``targets`` float32 (batch,).
     """
     taken = q.gather(1, actions.unsqueeze(1)).squeeze(1)
     return mse_loss(taken.float(), targets)
@@ -43,7 +43,7 @@ def lambda_returns(
         rewards: float32, (time, environments), like the returns.
         dones: 1.0 where a game ended with the step, (time, environments). No value follows, not
             even after a truncated game.
-        values: greedy value of each state, and of that after the last step, (time + 1,
+        values: greedy value of each state, and of the states after the last step, (time + 1,
             environments).
         gamma: discount per agent step.
         q_lambda: lambda; 0: one-step targets; 1: only rewards, up to the end of the rollout.

@@ -4,8 +4,8 @@ Neighbouring stacked states share all frames but one. As a pair of stacks, a tra
 pixels and four frames would take 2 * 4 * 84 * 84 = 56 KB; as its one new frame it takes 7 KB.
 
 State and next state are the first and the last ``stack`` frames of a *window* of stack + 1 frames.
-A new episode starts with its first frame repeated, as in FrameStack. The buffer stores the frame
-numbers of each window. Sampling looks up windows and gathers their frames.
+At the start of an episode, a window repeats the first frame. The buffer stores the frame numbers of
+each window, from which sampling gathers the frames.
 """
 
 import zlib
@@ -40,17 +40,16 @@ class ReplayRings:
     """Ring buffers of frames and transitions: the base of all replay buffers.
 
     Transition i is at i % capacity, and frame n at n % n_frames. Windows hold the numbers n, which
-    never wrap, so overwritten frames are recognised. Transitions that have lost frames are dropped.
+    never wrap, so transitions that have lost frames are recognised and dropped.
 
     Args:
-        capacity: transitions to hold.
-        n_frames: frames to hold.
+        capacity, n_frames: transitions and frames to hold.
         window: frames per transition, from the state's oldest to the next state's newest.
         observation_shape: shape of the stacked observation.
         device: device of sampled batches.
 
     Attributes:
-        added: transitions stored so far, including those dropped since; it never falls.
+        added: transitions stored so far, including those dropped since.
     """
 
     on_device = False  # whether the rings are on the batches' device; otherwise on the CPU
@@ -82,7 +81,6 @@ class ReplayRings:
         self._frames_packed = 0  # frames written by then
 
     def __len__(self) -> int:
-        """Return the number of transitions in the buffer, at most ``capacity``."""
         return self.added - self._oldest
 
     def sample(self, batch_size: int) -> Batch:
@@ -97,10 +95,9 @@ class ReplayRings:
         return Batch(states, actions, rewards, terminated, next_states)
 
     def _store(self, frames: np.ndarray, windows: np.ndarray, *columns: np.ndarray) -> None:
-        """Write new transitions, with their frames, uint8, over the oldest ones.
+        """Write new transitions and frames over the oldest ones.
 
-        ``windows`` are numbers of frames, int64 (transitions, window). Raise ValueError if the
-        buffer is too small for so many at once.
+        ``windows`` are numbers of frames, int64 (transitions, window).
         """
         slots = (self._frames_written + np.arange(len(frames))) % len(self._frames)
         rows = (self.added + np.arange(len(windows))) % self.capacity
@@ -117,14 +114,12 @@ class ReplayRings:
             raise ValueError("every transition has lost frames: the capacity is too small")
 
     def _drop(self) -> None:
-        """Drop transitions that were overwritten, or that have lost frames."""
         self._oldest = max(self._oldest, self.added - self.capacity)
         oldest_frame = self._frames_written - len(self._frames)
         while len(self) and self._needed[self._oldest % self.capacity] < oldest_frame:
             self._oldest += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole buffer for a checkpoint, with compressed frames."""
         self._pack()
         # Clones, because torch saves the whole tensor behind a view.
         columns = {name: torch.as_tensor(part).cpu().clone() for name, part in self._written()}
@@ -148,18 +143,15 @@ class ReplayRings:
         self._drop()
 
     def _written(self) -> Iterator[tuple[str, Any]]:
-        """Yield the written part of every column, with its name."""
         names = ("windows", "actions", "rewards", "terminated", "needed")
         rings: list[Any] = [*self._columns, self._needed]
         for name, ring in zip(names, rings, strict=True):
             yield name, ring[: self.added]
 
     def _chunk(self, number: int) -> torch.Tensor:
-        """Return the written part of a chunk of frames."""
         return self._frames[: self._frames_written][CHUNK * number : CHUNK * (number + 1)]
 
     def _pack(self) -> None:
-        """Compress the chunks that have changed since the last call."""
         first = max(self._frames_packed, self._frames_written - len(self._frames))
         slots = np.arange(first, self._frames_written) % len(self._frames)
         changed = np.unique(slots // CHUNK).tolist()
@@ -183,8 +175,7 @@ class ReplayBuffer(ReplayRings):
 
     Args:
         capacity: transitions to hold. ``capacity // 16`` extra frames hold the beginnings of
-            episodes; if episodes are too short for that, the oldest transitions are dropped
-            earlier.
+            episodes; if episodes are too short for that, transitions are dropped earlier.
         observation_shape, device, seed: as for ``ReplayRings``.
     """
 
@@ -194,7 +185,7 @@ class ReplayBuffer(ReplayRings):
         window = observation_shape[0] + 1
         n_frames = capacity + capacity // 16 + window
         super().__init__(capacity, n_frames, window, observation_shape, device, seed)
-        # Frame numbers of the current states, (environments, stack); one row before the first step.
+        # Frame numbers of the current states, (environments, stack); one row until the first step.
         self._states = np.zeros((1, self._stack), dtype=np.int64)
 
     def extend(self, steps: Sequence[Transitions]) -> None:

@@ -24,7 +24,7 @@ class Rollout:
     """Record a rollout of all environments, compute its returns, and record the next one.
 
     The finished rollout stays in place, where a compiled or captured update finds it. Checkpoints
-    do not store it: a resumed run plays a new one first.
+    do not store it, so a resumed run plays a new one first.
 
     ``states_shape`` is (environments, stack, height, width); each environment plays ``length``
     steps.
@@ -82,7 +82,6 @@ class Rollout:
     def record_choice(
         self, states: torch.Tensor, values: torch.Tensor, actions: torch.Tensor
     ) -> None:
-        """Record states, their greedy values, and the actions played."""
         self._states.index_copy_(0, self._place, states.unsqueeze(0))
         self._values.index_copy_(0, self._place, values.unsqueeze(0))
         self._actions.index_copy_(0, self._place, actions.unsqueeze(0))
@@ -100,7 +99,6 @@ class Rollout:
 
     @property
     def changing(self) -> list[torch.Tensor]:
-        """The tensors that ``record_choice``, ``record_outcome`` and ``finish`` change."""
         played = [self._states, self._values, self._actions, self._rewards, self._dones]
         return [*played, *self.targets, self._place, self._order, self.position]
 

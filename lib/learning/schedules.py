@@ -25,7 +25,7 @@ class LinearSchedule:
 
 
 class WinRate:
-    """Share of points won, an exponential moving average over ``points``; 0 to 1.
+    """Share of points won, 0 to 1, an exponential moving average over ``points``.
 
     It follows the agent sooner than the smoothed reward, because a game has 21 points or more.
     """
@@ -42,7 +42,7 @@ class WinRate:
             self.value = kept * self.value + (1 - kept) * won / (won + lost)
 
     def cap(self, most: float) -> None:
-        """Lower it, for example after a lost trial, because the agent has to learn more."""
+        """Lower it, for example after a lost trial."""
         self.value = min(self.value, most)
 
     def state_dict(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class WinRate:
 class ProgressSchedule:
     """A number that falls geometrically to its final value as the share of points won grows.
 
-    A schedule by frames suits one seed and starves another, which learns to score later.
+    A schedule by frames would suit some seeds only, because others learn to score later.
     """
 
     start: float  # the value until the agent wins the share ``begin``

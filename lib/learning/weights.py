@@ -1,7 +1,7 @@
 """Mixed-precision weights, with or without an average, and Adam as tensor operations.
 
-All weights of one precision lie in one tensor. So Adam is a loop or two instead of one per weight,
-which compiles faster. A compiled update that gets 20 tensors instead of 80 also begins sooner.
+All weights of one precision lie in one tensor. So Adam is one or two loops, which compile fast, and
+a compiled update begins sooner, because it gets 20 tensors instead of 80.
 """
 
 import copy
@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-Weights = dict[str, torch.Tensor]  # by name, as a module's; or flat, by precision
+Weights = dict[str, torch.Tensor]  # by name, as in a module; or flat, by precision
 BETAS = 0.9, 0.999  # Adam's decay of the first moment (exp_avg) and of the second
 
 
@@ -26,8 +26,8 @@ class MixedWeights:
 
     Args:
         network: provides the first weights and runs with the copies; its own do not change.
-        learning_rate, epsilon: of Adam; a larger epsilon damps steps where gradients are small.
-        float32_layers: prefixes of the names whose copies stay in float32.
+        learning_rate, epsilon: of Adam.
+        float32_layers: layers whose copies stay in float32, as prefixes of their names.
     """
 
     def __init__(
@@ -59,7 +59,6 @@ class MixedWeights:
         self._copied = [(self.weights, self.compute)]  # pairs: source, copy
 
     def __call__(self, compute: Weights, states: torch.Tensor) -> torch.Tensor:
-        """Run the network with these flat weights."""
         return functional_call(self.network, self.named(compute), (states,))
 
     def named(self, flat: Weights) -> Weights:
@@ -74,7 +73,6 @@ class MixedWeights:
 
     @property
     def changing(self) -> list[torch.Tensor]:
-        """All tensors that an update changes."""
         return tree_leaves([self.state_dict(), self._copied])
 
     def state_dict(self) -> dict[str, Weights]:
@@ -98,7 +96,6 @@ class MixedWeights:
 
     @torch.no_grad()
     def adam(self, gradients: Weights) -> None:
-        """Make a step of Adam, and refresh the copies."""
         # A running product, because the compiler would compute a power for every weight.
         self.mean_decay.mul_(BETAS[0])
         self.square_decay.mul_(BETAS[1])
@@ -115,8 +112,7 @@ class MixedWeights:
 class AveragedWeights(MixedWeights):
     """Weights with an exponential moving average (EMA), which acts and is saved.
 
-    The average is a steadier agent than the last weights, because single updates change single
-    decisions. avg_reward measures this agent.
+    It is a steadier agent than the last weights, because single updates change single decisions.
 
     Attributes:
         ema_step: 1 - decay of the average, a tensor; 1 copies the weights.
@@ -135,14 +131,12 @@ class AveragedWeights(MixedWeights):
 
     @torch.no_grad()
     def adam(self, gradients: Weights) -> None:
-        """Make a step of Adam, move the average, and refresh the copies of both."""
         super().adam(gradients)
         for precision, weight in self.weights.items():
             self.ema[precision].lerp_(weight, self.ema_step)
             self.ema_compute[precision].copy_(self.ema[precision])
 
     def agent(self) -> nn.Module:
-        """Return a network with the present average of the weights."""
         agent = copy.deepcopy(self.network)
         agent.load_state_dict(self.named(self.ema))
         return agent

@@ -1,7 +1,7 @@
 """Players as Ray actors, on one machine or many.
 
-Ray places the players, restarts dead ones where it finds room, and moves messages and weights
-between machines. While a player is lost, the learner continues with the others.
+Ray places the players, restarts dead ones where it finds room, and moves messages and weights.
+While a player is lost, the learner continues with the others.
 """
 
 import os
@@ -36,14 +36,13 @@ ANSWER_SECONDS = 5.0  # for a cluster to answer
 class Players:
     """The players and their messages, within a ``with`` block.
 
-    Iterating yields lists of new messages; an empty one after a second without any, so that the
-    caller can stop. A ``Failure`` ends the iteration, and is raised when the block ends.
+    Iterating yields lists of new messages, some of them empty, so that the caller can stop. A
+    ``Failure`` ends the iteration, and is raised when the block ends.
 
     Args:
         player: a class. Each actor makes an object of its number and ``args``, whose method
             ``play`` takes ``VersionedWeights`` and returns a ``Message``.
         params: the number of players, their cluster, and how long to wait for them.
-        args: passed to ``player``.
     """
 
     def __init__(self, player: type, params: ClusterOptions, *args: Any) -> None:
@@ -151,10 +150,10 @@ class Players:
 def learn_from(
     players: Players, buffer: MessageReplayBuffer, epsilons: np.ndarray, engine: Engine, run: Run
 ) -> Iterator[Batch]:
-    """Yield the engine's batches: store what players send, and sample in proportion to it.
+    """Yield the engine's batches: store the players' messages, and sample in proportion to them.
 
-    The updates for a message come before the next message counts. Curves show the age of the
-    weights that played the newest transitions. ``epsilons`` is float, (players, games of each);
+    It makes the updates that a message allows before it counts the next one. Curves show the age of
+    the weights that played the newest transitions. ``epsilons`` is float, (players, games of each);
     avg_reward counts only games with at most ``epsilon_final``.
     """
     params, state = run.params, engine.state

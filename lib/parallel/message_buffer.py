@@ -16,7 +16,7 @@ class MessageReplayBuffer(ReplayRings):
     Args:
         capacity: transitions to hold, with room for ``capacity // 4`` more frames, because messages
             repeat some. If messages are too short for that, transitions are dropped earlier.
-        observation_shape, device, seed: see ``ReplayRings``.
+        observation_shape, device, seed: as for ``ReplayRings``.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Source: Sutton, Machine Learning 3 (1988), for n-step returns; Horgan et al., arXiv:1803.00933, for
 players that compute them. A message holds every new frame once, and the few earlier ones that its
-first transitions need. So messages may come in any order, and one may be lost with its player.
+first transitions need. So messages may come in any order or get lost.
 """
 
 import zlib
@@ -107,7 +107,6 @@ class NStepRecorder:
         return message
 
     def _returns(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return discounted rewards, and whether the game terminated or was truncated meanwhile."""
         rewards = np.stack([step.rewards for step in self._steps])
         terminal = np.stack([step.terminated for step in self._steps])
         done = np.stack([step.done for step in self._steps])

@@ -1,10 +1,10 @@
 """A player in a process of its own, and the bounded queue between it and the trainer.
 
-The queue is a duplex pipe. The player sends its steps. The trainer answers with the number of steps
-it has taken. A player that is ``bound`` ahead waits for this answer.
+The queue is a duplex pipe. The player sends its steps, and the trainer answers with the number of
+steps it has taken. A player that is ``bound`` steps ahead waits for this answer.
 
-If one side dies, the other reads the end of the pipe at once. With a ``multiprocessing.Queue`` it
-could hang, because a dead process may still hold the lock.
+If one side dies, the other reads the end of the pipe at once; a ``multiprocessing.Queue`` could
+hang.
 """
 
 import copy
@@ -30,8 +30,8 @@ import torch
 from torch import multiprocessing, nn
 
 WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop
-EXIT_SECONDS = 10.0  # for a player to end by itself, slow on a GPU or a busy machine
-START_SECONDS = 120.0  # to start, and for its first step, if the time limit is shorter
+EXIT_SECONDS = 10.0  # for a player to end by itself, which takes long on a GPU or a busy machine
+START_SECONDS = 120.0  # for the start and the first step, if the time limit is shorter
 
 
 class ExperienceQueue:
@@ -41,7 +41,7 @@ class ExperienceQueue:
         self._pipe, self._free = pipe, bound
 
     def put(self, step: Transitions) -> None:
-        """Send a step, after waiting for room; EOFError or OSError if the trainer is gone."""
+        """Send a step once there is room; raise EOFError or OSError if the trainer is gone."""
         while self._free == 0 or self._pipe.poll():
             self._free += self._pipe.recv()
         self._pipe.send(step)
@@ -61,7 +61,6 @@ class Player:
     Args:
         target: a module-level function, called in the player with the queue and ``args``. Its
             exceptions become the trainer's ``Failure``.
-        args: passed to ``target``.
         bound: how many steps the player may be ahead.
         options: the player's device, and the seconds after which it counts as lost.
     """
@@ -89,7 +88,6 @@ class Player:
         return self
 
     def _for_cpu(self, arg: Any) -> Any:
-        """Convert an argument of a trainer on the GPU for a player on the CPU."""
         if isinstance(arg, PlayerOptions):
             return replace(arg, play_device="cpu")
         if not _is_on_gpu(arg):
@@ -98,7 +96,6 @@ class Player:
         return self._copies[-1].network
 
     def _start(self) -> bool:
-        """Start the process, wait until it has its arguments, and return True."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         given = (theirs, self.bound, self._target, Packed(self._args))
@@ -203,9 +200,9 @@ class Packed:
 
 @contextmanager
 def signals_blocked(numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
-    """Start processes that never see these signals, which end a run; the trainer decides.
+    """Start processes that never see the signals that end a run; the trainer decides.
 
-    They reach all processes of a terminal or job. In this process they arrive afterwards.
+    Signals reach all processes of a terminal or job; this one gets them afterwards.
     """
     if sys.platform == "win32":
         yield
@@ -219,7 +216,6 @@ def signals_blocked(numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
 
 
 def _run_player(pipe: Connection, bound: int, target: Callable[..., None], packed: bytes) -> None:
-    """The main function of the player's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Windows blocks nothing
     prepare_torch(seed=0)  # random numbers come from lib.seeds
     torch.set_num_threads(1)  # enough for one state at a time

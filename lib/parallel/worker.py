@@ -1,6 +1,7 @@
 """Settings, weights and epsilons of players on a cluster.
 
-With the imports of ``lib.parallel.cluster``, a player would take twice as long to start.
+They are not in ``lib.parallel.cluster``, whose imports would double the time a player takes to
+start.
 """
 
 from dataclasses import dataclass
@@ -48,7 +49,6 @@ class ClusterOptions(ReplayOptions):
         return None
 
     def make_envs(self, count: int, seed: int) -> StackedVectorEnv:
-        """Make games that share a thread."""
         games = fast_games(self.env, count, self.max_pool, threads=1)  # a core for each player
         return StackedVectorEnv(games, self.preprocessing, seed)
 

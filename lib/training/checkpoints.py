@@ -1,8 +1,8 @@
 """Checkpoints of a run: RUN_DIR/checkpoints/ has latest.pt, previous.pt, best.pt and solved.pt.
 
 A checkpoint holds the training state, the settings and the lengths of the event files. A resumed
-run cuts the files to these lengths, so nothing is logged twice. A file gets its name once it is on
-the disk, so there is always a whole one: ``previous.pt`` stands in for a damaged ``latest.pt``.
+run cuts the files to these lengths. A file gets its name once it is on the disk, so there is always
+a whole one; ``previous.pt`` stands in for a damaged ``latest.pt``.
 """
 
 import math
@@ -31,7 +31,7 @@ COUNTERS += ["first_reward", "avg_reward", "reached"]
 
 
 class CheckpointError(Exception):
-    """A checkpoint is missing or unusable; reading one raises this with a one-line reason."""
+    """A checkpoint is missing or unusable; the message says why in one line."""
 
 
 def find_checkpoint(path: Path, *kinds: str) -> Path:
@@ -43,7 +43,7 @@ def find_checkpoint(path: Path, *kinds: str) -> Path:
 
 
 def list_runs(folder: Path, script: str = "*") -> str:
-    """Return lines that ask for one of the newest runs in a folder; empty if it has none."""
+    """Return a message that names the newest runs in a folder; empty if it has none."""
     runs = [run.parent for run in folder.glob(f"{script}-*/{FOLDER}")]
     runs.sort(key=lambda run: (run / FOLDER).stat().st_mtime, reverse=True)
     names = "".join(f"  {run}\n" for run in runs[:NEWEST])
@@ -66,10 +66,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Load a checkpoint of this project to the CPU."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if part := archive.testzip():  # compares checksums, as torch does not
+            if part := archive.testzip():  # compares checksums, which torch does not
                 raise zipfile.BadZipFile(f"the checksum of {part} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # depends on where the file is damaged
+    except Exception as error:  # which one depends on where the file is damaged
         reason = str(error).strip().split("\n")[0].split(". ")[0][:120] or type(error).__name__
         raise CheckpointError(f"{path} is damaged, or not a checkpoint: {reason}") from None
     if not isinstance(checkpoint, dict) or SETTINGS not in checkpoint:
@@ -103,7 +103,7 @@ def save_checkpoints(
     """Save every ``--checkpoint-every`` updates and at the end; resume from ``run.checkpoint``.
 
     Each part of ``saved`` and ``figures`` has ``state_dict`` and ``load_state_dict``. Figures are
-    loaded once the engine has started, because ignite resets them then.
+    loaded after the engine has started, because ignite resets them then.
     """
     params, folder, state = run.params, run.folder / FOLDER, engine.state
     figures = {"progress": RunProgress(engine, run), **figures}
@@ -155,7 +155,7 @@ def load_checkpoint(
         for name, figure in figures.items():
             load(name, figure)
         place, goal = run.folder / FOLDER, checkpoint[SETTINGS]["hyperparameters"]["stop_reward"]
-        if (solved := place / "solved.pt").exists():  # the agent of the goal before
+        if (solved := place / "solved.pt").exists():  # the agent of the earlier goal
             solved.replace(place / f"solved-{goal:g}.pt")
         if goal != run.params.stop_reward:
             engine.state.reached = dict.fromkeys(engine.state.reached, math.nan)
@@ -182,7 +182,7 @@ def describe_settings(run: Run, net: Any) -> dict[str, Any]:
 
 
 class RunProgress:
-    """The progress of a run: counters, random states, and lengths of the event files."""
+    """Counters and random states of a run, and the lengths of its event files."""
 
     def __init__(self, engine: Engine, run: Run) -> None:
         self.engine, self.run = engine, run
@@ -190,10 +190,9 @@ class RunProgress:
         self.gpu = None if run.device.type == "cpu" else torch.get_device_module(run.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Write the event files to the disk, then return the progress."""
         self.run.tensorboard.writer.flush()
         files = list(self.run.folder.glob(EVENT_FILES))
-        for file in files:  # a checkpoint must not outlive the points that it counts
+        for file in files:  # a checkpoint counts only points that are on the disk
             with file.open("rb+") as events:
                 os.fsync(events.fileno())
         return {

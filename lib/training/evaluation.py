@@ -1,6 +1,6 @@
 """Games of a trained network: the trial before training ends, and the games after it.
 
-A vector environment plays them all at once. ``play.py`` plays one by one, with pictures.
+A vector environment plays them all at once; ``play.py`` plays one by one, with pictures.
 """
 
 import statistics
@@ -34,7 +34,7 @@ from ignite.engine import Engine
 from tqdm import tqdm
 
 EPISODES = 30
-TRIAL_NOOP_MAX = 60  # twice as in training, so that half of the starts are new
+TRIAL_NOOP_MAX = 60  # twice as many as in training, so that half of the starts are new
 EPSILON = 0.01
 SEED = 1_000_000  # of the first game; those of training are larger
 STICKY_EPISODES = 16  # in ALE: 14 CPU-seconds; 64 would take 50
@@ -61,7 +61,7 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
 def make_games(
     preprocessing: Preprocessing, seeds: np.ndarray, sticky: float = 0.0, **settings: Any
 ) -> StackedVectorEnv:
-    """Make one game with ALE's kind of start per seed, int64 (n,), to play at once."""
+    """Make games to play at once, one per seed, int64 (n,), which start as ALE's do."""
     make = partial(ale_games, repeat_action_probability=sticky) if sticky else fast_games
     games = make(preprocessing.env, len(seeds), max_pool=preprocessing.max_pool, **settings)
     return StackedVectorEnv(games, preprocessing, seeds)
@@ -77,11 +77,11 @@ def play_games(
     """Play every game to its end, all at once.
 
     ``q_function`` takes states on ``device``. Each game draws its own random actions, so it does
-    not depend on the games beside it, unless ``q_function`` does.
+    not depend on the others, unless ``q_function`` does.
 
     Yields:
-        During each step, the games that ended with the step before, each with its number from 0
-        on. Then those that ended last.
+        During each step, the games that ended with the step before, each with its number; then
+        those that ended last.
     """
     randoms = [stream(seed, ACTIONS) for seed in games.seeds.tolist()]
     actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))
@@ -120,7 +120,7 @@ def evaluate(q_function: QFunction, run: Run) -> None:
     """After a solved run, play 30 games with epsilon 0.01, then 16 with sticky actions.
 
     All agents play the same games, none of them from training. TensorBoard gets the unclipped
-    rewards at the end, as ``evaluation/reward`` and ``evaluation/sticky_reward``.
+    rewards.
     """
     if not run.solved:
         return
@@ -163,25 +163,21 @@ class Trial:
 
     @property
     def mean(self) -> float:
-        """The mean reward of the games that ended, at least one."""
         return statistics.mean(self.rewards)
 
     @property
     def decided(self) -> bool:
-        """Whether a game was lost, or all have ended."""
         return len(self.rewards) == self.games or min(self.rewards, default=0) < 0
 
     @property
     def passed(self) -> bool:
-        """Whether all games were won, with a mean of ``--stop-reward`` or more."""
         return self.won == self.games and self.mean >= self.goal
 
 
 def run_trial(agent: QFunction, engine: Engine, run: Run) -> Trial:
     """Play ``--trial-games`` new games at once, with epsilon 0.01, or until a signal arrives.
 
-    Seed and frame decide which games. They begin with FIRE and up to 58 no-ops; with up to 28, as
-    in training, the agent would know every start.
+    Seed and frame decide which games. They begin with FIRE and up to 58 no-ops.
     """
     params = run.params
     seeds = game_seeds(params.seed, params.trial_games, TRIAL, engine.state.frames)
@@ -230,7 +226,7 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
         preprocessing = Preprocessing(**earlier | settings["preprocessing"])
         check_env_id(preprocessing.env)
         network = NETWORKS[spec["class"]](**spec["arguments"])
-        # Of 06 to 08 take the averaged or the float32 weights, without Adam's moments.
+        # From 06 to 08 and 10, take the averaged or float32 weights, without Adam's moments.
         network.load_state_dict(weights.get("ema", weights.get("weights", weights)))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]

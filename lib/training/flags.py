@@ -143,7 +143,7 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
     default = "" if default in (None, "") else f" (default: {default})"
     keywords = {"default": argparse.SUPPRESS, "help": meta["help"] + default}
     if kind is bool:
-        # --no-... switches off in a resumed run what was on before.
+        # --no-... switches off a setting that a resumed run had on.
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, **keywords)
         return
     parser.add_argument(
@@ -156,7 +156,7 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
 
 
 def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callable[[str], Any]:
-    """Return a function that makes a number of a flag's text, and checks its limits."""
+    """Return a function that converts a flag's text to a number and checks its limits."""
 
     def convert(text: str) -> Any:
         # Accept 100_000, 100,000 and 1e5; in a float, a comma may be a decimal point.

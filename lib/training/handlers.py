@@ -5,7 +5,7 @@ The engine's state has their figures, beside those of ``lib.training.play``:
     first_reward   of the first episode
     avg_reward     smoothed exponentially, from the first episode on
     reached        the frames and minutes after which avg_reward reached --stop-reward
-    trial          the last trial of the agent that would be saved, in rungs that have one
+    trial          the last trial, in rungs that have one
     solved         whether avg_reward reached --stop-reward, and the agent passed its trial
     time_passed    seconds since the first environment step
     phase          "filling" (the replay buffer), then "training"
@@ -46,7 +46,7 @@ def attach_handlers(
     saved: dict[str, Any],
     make_agent: Callable[[], QFunction] | None = None,
 ) -> None:
-    """Attach all handlers of a rung: reward, FPS, TensorBoard, checkpoints, stopping.
+    """Attach all handlers of a rung.
 
     They wait for the device at most every ``LOG_EVERY`` updates.
 
@@ -54,9 +54,9 @@ def attach_handlers(
         engine: makes the updates, and returns each loss as a detached tensor on its device.
         epsilon: the schedule, by frame.
         saved: parts of checkpoints, each with ``state_dict`` and ``load_state_dict``; one is
-            ``net``. If the run is resumed, they are loaded here.
-        make_agent: returns the agent that would be saved now. Its trial decides whether training
-            ends, see ``lib.training.evaluation``; None: avg_reward alone decides.
+            ``net``. A resumed run loads them here.
+        make_agent: returns the agent that would be saved now. Training ends only if it wins its
+            trial, see ``lib.training.evaluation``; None: avg_reward alone decides.
     """
     engine.logger = Logger("unheard", CRITICAL + 1)  # lib.training.launch reports a failure, once
     if run.params.init_from and not run.checkpoint:
@@ -108,7 +108,7 @@ def stop_when_solved(
     """Stop when the game is solved, but not before the first update or without a goal.
 
     Once avg_reward has reached the goal, ``passes`` decides, again every ``trial_every`` episodes.
-    Attach this after curves and terminal, so that they show the decisive game first.
+    Attach this after curves and terminal, which show the decisive game first.
     """
     state = engine.state
     next_trial = 0
@@ -149,7 +149,7 @@ class Speed:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        # Of a resumed run: its seconds so far, and the seconds and frames of its training.
+        # For a resumed run: its seconds so far, and the seconds and frames of its training.
         self.before = (0.0, 0.0, 0)
         state = engine.state
         state.phase, state.fps, state.avg_fps, state.time_passed = "filling", 0.0, 0.0, 0.0
@@ -172,7 +172,6 @@ class Speed:
         self.phase_began = self.lap_began = (time.perf_counter(), self.engine.state.frames)
 
     def frames_played(self) -> None:
-        """Update the time; while filling, also measure FPS now and then."""
         state = self.engine.state
         state.time_passed = time.perf_counter() - self.began
         if state.phase == "filling" and state.frames - self.lap_began[1] >= FILLING_EVERY:
@@ -180,7 +179,6 @@ class Speed:
             self.engine.fire_event(PlayEvents.FILLING_PROGRESS)
 
     def measure(self) -> None:
-        """Measure frames per second since the last call, and over the whole phase."""
         state, now = self.engine.state, time.perf_counter()
         state.time_passed = now - self.began
         seconds, frames = now - self.phase_began[0], state.frames - self.phase_began[1]
@@ -231,7 +229,6 @@ class AverageLoss:
         self._losses.append(engine.state.output)
 
     def compute(self) -> float:
-        """Wait for the device, and return the average."""
         losses, self._losses = self._losses, []
         for loss in torch.stack([*map(torch.as_tensor, losses)]).cpu() if losses else ():
             kept = self._value
@@ -264,7 +261,7 @@ def track_loss(engine: Engine) -> AverageLoss:
 def warn_if_network_died(engine: Engine, net: Any) -> None:
     """Warn once if the first layer's weights did not change in 1,000 updates.
 
-    Then a later layer is 0 in every state (dead ReLUs), and no gradient ever gets past it.
+    If so, a later layer is 0 in every state (dead ReLUs), and no gradient gets past it.
     """
     looks = Events.ITERATION_COMPLETED(every=CHECK_EVERY)
     last: torch.Tensor | None = None
@@ -287,7 +284,7 @@ def warn_if_network_died(engine: Engine, net: Any) -> None:
 def stop_early(engine: Engine, run: Run) -> None:
     """Stop after ``--max-frames``, or on a signal; a second Ctrl-C stops at once.
 
-    The update is finished first. By itself, ignite may stop before an update that it has counted.
+    The update is finished first; ignite alone may stop before an update that it has counted.
     """
 
     def stop(number: int, _: object) -> None:
@@ -305,7 +302,7 @@ def stop_early(engine: Engine, run: Run) -> None:
 def end_training(engine: Engine, run: Run) -> None:
     """Write the outcome when training ends, even by a second Ctrl-C, and reset the signals.
 
-    A failed run has no outcome. Attach this after the checkpoints: the last one is saved first.
+    A failed run has no outcome. Attach this after the checkpoints, which are saved first.
     """
 
     @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)

@@ -1,8 +1,8 @@
 """A run in TensorBoard's HPARAMS tab: settings, machine, and outcome.
 
-The tab takes its columns from the first run, so each run names those of all rungs. It shows five
-settings, marked with ``differs``, and five outcomes; the others can be ticked. TensorBoard keeps
-what it reads first, so settings, which change when a run is resumed, have a file before the curves.
+The tab takes its columns from the first run, so each run names those of all rungs. Settings have a
+file before the curves, because TensorBoard keeps what it reads first, and a resumed run changes
+them.
 """
 
 import time

@@ -49,8 +49,8 @@ def launch(
 ) -> NoReturn:
     """Run a rung as a program.
 
-    Exit codes: 0 solved (even if a signal ends the games after training) or frame limit reached,
-    1 failure (in one line), 2 bad arguments, 128 + the signal that ended training (130: Ctrl-C).
+    Exit codes: 0 solved (even if a signal ends the games after training) or frame limit reached, 1
+    failure (in one line), 2 bad arguments, 128 + the signal that ended training (130: Ctrl-C).
     """
     script, folder, lock = Path(sys.argv[0]).stem, None, None
     open_streams()
@@ -130,13 +130,12 @@ def launch(
 
 
 def _free_memory(error: BaseException) -> None:
-    """Free the memory of a failed run, which the frames of its traceback hold."""
     traceback.clear_frames(error.__traceback__)
     gc.collect()
 
 
 def _report_unless_reported(args: threading.ExceptHookArgs) -> None:
-    """Ignore OSError, which TensorBoard raises again in the loop, see ``launch``."""
+    """Ignore an OSError of TensorBoard's thread, because ``launch`` reports it."""
     if not isinstance(args.exc_value, OSError):
         threading.__excepthook__(args)
 
@@ -161,8 +160,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # ``load_checkpoint`` cuts the files to these lengths. The checkpoint does not know those (0) of
-    # a resumed run that saved none.
+    # ``load_checkpoint`` cuts the files to these lengths. The checkpoint does not know the files of
+    # a resumed run that saved none: they get length 0.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}
@@ -172,7 +171,7 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
 def open_event_file(folder: Path) -> TensorboardLogger:
     """Open a new event file, which TensorBoard reads after the earlier ones.
 
-    The time in a name decides the order, and the clock of an earlier machine may have been ahead.
+    The time in a name decides the order, and an earlier machine's clock may have been ahead.
     """
     times = [int(file.name.split(".")[3]) for file in folder.glob(EVENT_FILES)]
     with patch("time.time", return_value=max([time.time(), *(last + 1 for last in times)])):
@@ -196,7 +195,7 @@ def make_folder(params: Options, script: str) -> Path:
 def changed(params: Options) -> list[str]:
     """Abbreviate the settings that differ from the defaults, for the name of the run folder.
 
-    Leave out those that may change when it is resumed, and those that make the name too long.
+    Leave out those that may change on ``--resume``, and those that make the name too long.
     """
     usual = replace(type(params)(), device=params.device, cuda=params.cuda, amp=params.amp)
     usual, parts = usual.resolved(), list[str]()
@@ -216,7 +215,7 @@ def changed(params: Options) -> list[str]:
 
 
 def print_outcome(run: Run) -> None:
-    """Print the outcome of training, and how long it took, as the book does."""
+    """Print the outcome of training."""
     outcome = run.outcome or {}
     fps, time_passed = outcome["fps"], timedelta(seconds=int(outcome["seconds"]))
     reward = f"avg_reward {outcome['avg_reward']:.2f}" if outcome["episodes"] else "no game ended"
@@ -228,7 +227,7 @@ def print_outcome(run: Run) -> None:
 
 
 def print_resume_command(folder: Path | None) -> None:
-    """Print the command that resumes an interrupted or failed run, if it has a checkpoint."""
+    """Print the command that resumes this run, if it has a checkpoint."""
     if folder is None:
         return
     with suppress(CheckpointError):  # it has none

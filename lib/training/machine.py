@@ -29,12 +29,12 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 def prepare_torch(seed: int) -> None:
     """Seed torch and set its global switches; every process of a run does this first."""
     torch.manual_seed(seed)
-    # Numbers below 1e-38 slow some CPUs down many times, and Adam's moments of inactive units get
-    # that small. Threads inherit this setting, so it comes before them.
+    # Numbers below 1e-38 make some CPUs many times slower, and Adam's moments of inactive units get
+    # that small. Threads inherit this setting, so it comes before they start.
     torch.set_flush_denormal(True)
     if torch.cuda.is_available():
-        # TF32, convolutions' default: if the GPU has units for it, inputs are rounded to 10 bits of
-        # mantissa, and sums stay float32.
+        # TF32, which convolutions use by default: GPUs that have units for it round the inputs to a
+        # mantissa of 10 bits; sums stay float32.
         torch.backends.cuda.matmul.allow_tf32 = True
     keep_freed_memory()
 

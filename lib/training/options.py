@@ -1,8 +1,7 @@
 """The options of rungs: frozen dataclasses in which every field is also a flag.
 
-``option`` makes a field. The options of a rung with a replay buffer inherit from ``ReplayOptions``;
-those of 07, 08 and 10 are in ``lib.training.speedrun_options``. ``lib.training.flags`` reads them
-from the command line. A rung calls them ``params``, as the book does.
+``option`` makes a field. ``lib.training.speedrun_options`` has the options of 07, 08 and 10. A rung
+calls its options ``params``, as the book does.
 """
 
 import math
@@ -37,8 +36,7 @@ def option(
     Args:
         default: gives the flag its type; None is a float without a default.
         help: one plain sentence for ``--help``.
-        low: the smallest number accepted.
-        high: the largest number accepted, where more would exceed memory or overflow.
+        low, high: limits of a number; more than ``high`` would exceed memory or overflow.
         choices: the strings accepted.
         group: a heading of ``--help``, one of ``lib.training.flags.GROUPS``.
         may_change: whether it may change when a run is resumed.
@@ -61,7 +59,7 @@ timeout_option = partial(
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """The settings that every rung has."""
+    """Settings that every rung has."""
 
     seed: int = run_option(0, "random seed", low=0, high=2_000_000_000)
     max_frames: int = resume_option(0, "stop after this many frames; 0: no limit", low=0)
@@ -172,7 +170,6 @@ class ReplayOptions(CommonOptions):
         return message or super().validation_error()
 
     def _least_replay_size(self) -> int:
-        """Return the capacity that holds all frames of what arrives between two updates."""
         envs, stack = getattr(self, "envs", 1), self.preprocessing.stack
         if message := getattr(self, "message_steps", 0):  # with the frames that it repeats
             return envs * (message + getattr(self, "n_steps", 1) + stack - 1)
@@ -227,7 +224,7 @@ class PlayerOptions(ReplayOptions):
 
 @dataclass(frozen=True)
 class PrecisionOptions(CommonOptions):
-    """Settings of rungs with a choice of precision; a resumed run keeps what ``auto`` stood for."""
+    """Settings of rungs with a choice of precision, which a resumed run keeps."""
 
     precision: str = run_option(
         "auto",
@@ -270,14 +267,14 @@ Options = TypeVar("Options", bound=CommonOptions)
 
 
 def too_large(flag: str, transitions: int, size: int) -> str | None:
-    """Return a one-line reason why this many transitions exceed the memory, or None."""
+    """Return a one-line reason why the memory cannot hold this many transitions, or None."""
     needed, present = transitions * size / 2**30, memory() / 2**30
     text = f"{transitions:,} transitions take {needed:,.1f} GiB; this machine or container has"
     return f"--{flag}: {text} {present:,.1f} GiB" if needed > present else None
 
 
 def unwritable(flag: str, folder: Path) -> str | None:
-    """Return a one-line reason why a run cannot write to this folder, or None if it can."""
+    """Return a one-line reason why a run cannot write to this folder, or None."""
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     return None if usable else f"{flag}: {existing} is not a writable folder"

@@ -1,7 +1,7 @@
 """Playing, for the ignite engine: its events, and the source of the batches.
 
-One iteration of the engine is one update. Experience arrives between iterations, and before the
-first one, so playing has its own events, fired by ``record_frames``. The engine's state has:
+One iteration of the engine is one update. Experience arrives between iterations, so playing has its
+own events, fired by ``record_frames``. The engine's state has:
 
     frames, episodes   so far
     episode            the last whole game

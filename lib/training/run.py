@@ -21,7 +21,7 @@ from torch.utils.tensorboard import summary
 
 # Errors without an exception class in torch, such as those of cuDNN and cuBLAS.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
-# A closed terminal, and what batch systems send before they kill; Windows has none of them.
+# A closed terminal, and the warnings of batch systems before they kill; not on Windows.
 WARNINGS = [n for n in signal.Signals if n.name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")]
 SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, *WARNINGS)  # they end a run
 
@@ -32,7 +32,7 @@ class Failure(RuntimeError):  # noqa: N818, it is how a run ends
 
 @dataclass
 class Run(Generic[Options]):
-    """A run, as the function ``train`` of a rung gets it."""
+    """A run, as passed to a rung's ``train``."""
 
     params: Options
     device: torch.device
@@ -49,7 +49,6 @@ class Run(Generic[Options]):
         return self.outcome is not None and bool(self.outcome["solved"])
 
     def write_outcome(self, state: State) -> None:
-        """Set the outcome, and write it to TensorBoard."""
         self.outcome = {
             "frames": state.frames,
             "updates": state.iteration,
@@ -101,14 +100,14 @@ def on_signals(handler: Callable[[int, Any], Any]) -> None:
 
 
 def set_signals(handlers: Mapping[int, Any]) -> None:
-    """Set handlers of signals; do nothing outside the main thread, as Python allows none there."""
+    """Set handlers of signals; outside the main thread, where Python allows none, do nothing."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def describe_device_error(error: Exception) -> str | None:
-    """Describe an error of the GPU or of memory in one line; None if it is of another kind."""
+    """Describe an error of the GPU or of memory in one line; return None for other errors."""
     line = str(error).strip().split("\n")[0]
     if isinstance(error, MemoryError) or "can't allocate memory" in line:
         return f"out of memory: {line or 'Python'}; a smaller --replay-size may fit"

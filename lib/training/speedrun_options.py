@@ -50,7 +50,7 @@ class SpeedrunOptions(PrecisionOptions):
 
 @dataclass(frozen=True)
 class SharedCoresOptions(SpeedrunOptions):
-    """The settings of 07. Torch uses half of the free cores and leaves the rest to the games."""
+    """Settings of 07."""
 
     threads: int = option(
         0, "threads of torch; 0: half of the free cores", 0, 1_024, group="run", may_change=True
@@ -76,7 +76,7 @@ class SharedCoresOptions(SpeedrunOptions):
 
 @dataclass(frozen=True)
 class EmulatorOptions(SpeedrunOptions):
-    """The settings of 08, whose games run in ``pong_emulator``."""
+    """Settings of 08."""
 
     def validation_error(self) -> str | None:
         if not self.env.startswith("Pong"):
@@ -91,7 +91,7 @@ def other(name: str, default: Any) -> Any:
 
 @dataclass(frozen=True)
 class ThousandsOptions(EmulatorOptions):
-    """The settings of 10: many more games than 08, so fewer steps and larger batches."""
+    """Settings of 10."""
 
     envs: int = other("envs", 1_024)
     rollout: int = other("rollout", 32)

@@ -78,7 +78,6 @@ class Terminal:
         )
 
     def trial_step(self, engine: Engine) -> None:
-        """Redraw the bar, because nothing else moves during a trial."""
         trial, self.trial_steps = engine.state.trial, self.trial_steps + 1
         text = f"trial of {plural(trial.games, 'new game')}, step {self.trial_steps:,}"
         self.draw(text, len(trial.rewards) / trial.games)
@@ -92,14 +91,13 @@ class Terminal:
         print_line(f"trial: won {trial.won} of {trial.games} new games, {text}{end}")
 
     def frames_played(self, engine: Engine) -> None:
-        """Redraw the bar: frames, FPS, and the progress of the run."""
         state, done = engine.state, 0.0
         if state.phase == "filling" and self.initial:
             status = f"{state.frames:,} of {self.initial:,} frames"
             done = state.frames / self.initial
         else:
             status = f"{state.frames:,} frames"
-            if self.params.max_frames:  # the reward may end the run before
+            if self.params.max_frames:  # the reward may end the run earlier
                 done = state.frames / self.params.max_frames
         if state.fps:
             status += f", {state.fps:,.0f} FPS"
@@ -113,7 +111,6 @@ class Terminal:
         self.draw(f"{self.phase(state)} {status}", done)
 
     def draw(self, text: str, done: float) -> None:
-        """Draw the bar with a text and the fraction done, a few times per second."""
         now = time.monotonic()
         if not self.bar.disable and now - self.refreshed >= REFRESH_SECONDS:
             self.refreshed = now
@@ -121,7 +118,6 @@ class Terminal:
             self.bar.set_description_str(text)
 
     def phase(self, state: State) -> str:
-        """The phase, as the bar names it."""
         return self.before_training if state.phase == "filling" else state.phase
 
     def close(self, *_: object) -> None:
