@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pong_emulator
 from lib.envs.experience import Episode
-from lib.envs.preprocessing import PONG_ROWS, Preprocessing
+from lib.envs.preprocessing import Preprocessing
 from lib.learning.dqn_model import DQN, DuelingDQN
 from lib.training import evaluation, handlers
 from lib.training.checkpoints import SETTINGS, CheckpointError, describe_settings
@@ -127,21 +127,19 @@ SMALL = DuelingDQN((2, 30, 42), 3)
 
 
 @pytest.mark.parametrize(
-    ("network", "script", "options", "seen"),
+    ("network", "script", "options", "max_pool"),
     [
-        (NATURE, "04_new_wrappers_n_env", WrapperOptions(skip=2), ((0, 84), None, False, False)),
-        (SMALL, "07_speedrun", SpeedrunOptions(), (PONG_ROWS, (0, 2, 3), True, True)),
+        (NATURE, "04_new_wrappers_n_env", WrapperOptions(skip=2), False),
+        (SMALL, "07_speedrun", SpeedrunOptions(), True),
     ],
 )
-def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, options, seen):
+def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, options, max_pool):
     with TensorboardLogger(tmp_path) as tensorboard:
         run = Run(options, torch.device("cpu"), tmp_path, tensorboard, script)
         kept = {SETTINGS: describe_settings(run, network), "net": network.state_dict()}
     loaded, preprocessing = load_agent(kept)
     assert preprocessing == options.preprocessing
-    assert (
-        preprocessing.rows, preprocessing.actions, preprocessing.max_pool, preprocessing.vector_env
-    ) == seen  # fmt: skip
+    assert preprocessing.max_pool == max_pool
     env = make_env(preprocessing)
     state, _ = env.reset(seed=0)
     frames = torch.from_numpy(np.asarray(state))[None]
@@ -168,8 +166,7 @@ def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, option
             load_agent(kept)
 
 
-def plays_badly(states: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([[1.0, 0.0, 0.0]]).expand(len(states), 3)
+plays_badly = lambda states: torch.eye(1, 3).expand(len(states), 3)  # noqa: E731
 
 
 def test_a_trial_has_games_of_its_own_and_ends_with_a_lost_one_or_a_signal(run, monkeypatch):

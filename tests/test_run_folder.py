@@ -111,14 +111,8 @@ def test_a_run_folder_that_cannot_be_made(ends):
 
 
 LOST = "CUDA error: an illegal memory access was encountered"
-
-
-def lose_it(*_: object) -> NoReturn:
-    raise torch.AcceleratorError(f"{LOST}\nKernel errors might")
-
-
-def full_shm(*_: object) -> NoReturn:
-    raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left")
+SHM = "unable to allocate shared memory(shm) for file </torch_1>: No space left"
+lose_it = Mock(side_effect=torch.AcceleratorError(f"{LOST}\nKernel errors might"))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +122,7 @@ def full_shm(*_: object) -> NoReturn:
         (lambda net: setattr(net, "forward", lose_it), LOST),
         (lambda net: np.empty(2**57), "out of memory: Unable to allocate 1.00 EiB for an array"),
         (lambda net: torch.empty(2**60), "out of memory: [enforce fail"),
-        (full_shm, "unable to allocate shared memory(shm) for file </torch_1>: No space left; it"),
+        (Mock(side_effect=RuntimeError(SHM)), f"{SHM}; it is in /dev/shm"),
         (lambda net: setattr(net, "state_dict", lose_it), LOST),  # while it is saved
     ],
 )
@@ -285,21 +279,23 @@ def test_an_interrupted_run_that_is_solved_stays_solved(
     assert "_hparams_/session_end_info" in events.summary_metadata
 
 
-@pytest.mark.parametrize(("error", "code"), [(Failure("it broke"), 1), (KeyboardInterrupt(), 130)])
-def test_a_run_that_fails_gives_its_memory_back(error, code, start):
-    def fail(net: Net) -> NoReturn:
+@pytest.mark.parametrize(
+    ("fail", "code", "message"),
+    [
+        (Mock(side_effect=Failure("it broke")), 1, "failed: it broke"),
+        (lambda: signal.raise_signal(signal.SIGINT), 130, "interrupted"),
+        (lambda: signal.raise_signal(signal.SIGTERM), 143, "interrupted"),
+    ],
+)
+def test_a_run_that_ends_before_training_gives_its_memory_back(fail, code, message, start):
+    def spoil(net: Net) -> None:
         net.refers = [net]  # as engine and handlers to each other
         weakref.finalize(net, print, "freed")
-        raise error
+        fail()
 
-    run = start(spoil=fail)
-    assert (run.code, run.out.splitlines()[-1]) == (code, "freed")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_before_training_ends_the_program_at_once(number, start):
-    run = start(spoil=lambda net: signal.raise_signal(number))
-    assert (run.code, run.error) == (128 + number, "tiny: interrupted\n")
+    run = start(spoil=spoil)
+    freed = run.out.splitlines()[-1]
+    assert (run.code, run.error, freed) == (code, f"tiny: {message}\n", "freed")
 
 
 def test_a_full_disk_under_what_is_printed_is_a_failure(start, monkeypatch):
