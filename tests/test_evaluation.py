@@ -235,12 +235,18 @@ def test_the_bar_follows_the_trial_that_is_played(run, monkeypatch, capsys):
     monkeypatch.setattr("lib.training.terminal.REFRESH_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr", screen := Screen())
     terminal, trial = Terminal(run), Trial(64, [20.0] * 15 + [-1.0], 17.0)
-    engine = SimpleNamespace(state=SimpleNamespace(trial=trial), should_terminate=True)
+    state = {"phase": "training", "frames": 9, "fps": 0, "episodes": 2, "first_reward": 3.0}
+    state = SimpleNamespace(trial=trial, avg_reward=17.5, **state)
+    engine = SimpleNamespace(state=state, should_terminate=True)
     for told in (terminal.trial_step, terminal.trial_step, terminal.trial_completed) * 2:
         told(engine)
     bars = re.findall(r"trial of 64 new games, step (\d) \|.*?(\d+)%", screen.getvalue())
     assert [*dict.fromkeys(bars)] == [("1", "25"), ("2", "25")]
     assert "training goes on" not in capsys.readouterr().out  # it ends
+    terminal.frames_played(engine)  # after a trial that was not passed
+    last = screen.getvalue().split("\r")[-2]
+    assert last.startswith("training 9 frames, avg_reward 17.50, goal 17 |")
+    assert last.endswith("| 100%")
 
 
 def test_training_goes_on_until_a_trial_is_passed(tmp_path, monkeypatch, capsys):
@@ -248,12 +254,12 @@ def test_training_goes_on_until_a_trial_is_passed(tmp_path, monkeypatch, capsys)
     trials = iter([Trial(64, rewards, 17.0) for rewards in ends])
     monkeypatch.setattr(handlers, "run_trial", lambda agent, engine, run: next(trials))
     rewards = [10.0] + [20.0] * 200
-    state, fired = play_episodes(tmp_path, rewards, agent=lambda: plays_badly)
+    state = play_episodes(tmp_path, rewards, agent=lambda: plays_badly)
     # The average of 10 and twenties is 17 after 60 games; a trial comes 25 games after another one.
     # The second one was not played to its end, and nothing is told of it.
     first, last = (step for step, _ in curve(tmp_path, "trial/won"))
     assert (first, last) == (610, 610 + 2 * 25 * 10)
-    assert (state.solved, state.frames, fired.count("solved")) == (True, last, 1)
+    assert (state.solved, state.frames) == (True, last)
     assert state.reached["frames"] == first
     assert curve(tmp_path, "trial/mean") == [(first, 16.5), (last, 19.5)]
     assert curve(tmp_path, "outcome/reached_frames")[0][1] == first

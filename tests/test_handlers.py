@@ -22,14 +22,10 @@ from ignite.engine import Engine, Events
 def test_curves_of_both_phases_and_of_all_games(tmp_path):
     rewards, smooth = [-20.0, -10.0, *[-21.0] * 258], lambda kept, new: 0.98 * kept + 0.02 * new
     averages = [*accumulate(rewards, smooth)]  # from the first episode on
-    state, fired = play_episodes(tmp_path, rewards, replay_initial=2_200, losses=float)
-    assert fired == ["episode_completed"] * 260
-    assert (state.iteration, state.update_due) == (401, False)
-    games, updates, losses = (
-        range(1, 261),
-        range(100, 401, 100),
-        [*accumulate(range(1, 402), smooth)],
-    )
+    losses = [*accumulate(range(1, 402), smooth)]
+    games, updates = range(1, 261), range(100, 401, 100)
+    state = play_episodes(tmp_path, rewards, replay_initial=2_200, losses=float)
+    assert (state.episodes, state.iteration, state.update_due) == (260, 401, False)
     for tag, expected in {
         "filling/frames": {1_000: 1_000, 2_000: 2_000},
         "filling/epsilon": {1_000: 0, 2_000: 0},
@@ -49,7 +45,7 @@ def test_curves_of_both_phases_and_of_all_games(tmp_path):
 @pytest.mark.parametrize(("initial", "limit", "updates"), [(20, 43, 23), (90, 50, 0), (90, 0, 0)])
 def test_who_never_trained_has_no_fps_and_who_failed_no_outcome(initial, limit, updates, tmp_path):
     """Without a limit the stream ends by itself, as that of a player that is lost."""
-    state, _ = play_episodes(tmp_path, [0.0] * 5, replay_initial=initial, max_frames=limit)
+    state = play_episodes(tmp_path, [0.0] * 5, replay_initial=initial, max_frames=limit)
     assert (state.frames, state.iteration) == (limit or 50, updates)
     assert state.phase == ("training" if updates else "filling")
     assert state.update_due or not updates
@@ -60,7 +56,7 @@ def test_who_never_trained_has_no_fps_and_who_failed_no_outcome(initial, limit, 
 
 @pytest.mark.parametrize(("goal", "solved"), [(17.0, 30), (None, 0)])
 def test_nothing_is_solved_before_the_first_update_or_without_a_goal(goal, solved, tmp_path):
-    state, _ = play_episodes(tmp_path, [20.0] * 5, stop_reward=goal)
+    state = play_episodes(tmp_path, [20.0] * 5, stop_reward=goal)
     assert (state.solved, state.frames) == (bool(solved), solved or 50)
 
 
@@ -90,7 +86,7 @@ def test_of_many_games_every_second_is_logged_and_trials_are_rarer(tmp_path, cap
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(handlers, "run_trial", trial)
         rewards, agent = [20.0] * 140, agents.__next__
-        state, _ = play_episodes(tmp_path, rewards, agent=agent, kind=Many)
+        state = play_episodes(tmp_path, rewards, agent=agent, kind=Many)
     assert state.frames == 10 * (3 + 128)
     logged = [*range(2, 131, 2)]
     assert [game for game, _ in curve(tmp_path, "episodes/reward")] == logged
@@ -106,7 +102,7 @@ def test_a_signal_between_a_batch_and_its_update_waits_for_the_update(tmp_path, 
             signal.raise_signal(signal.SIGTERM)
 
     on = (Events.ITERATION_STARTED, interrupted)
-    state, _ = play_episodes(tmp_path, [0.0] * 10, losses=lambda n: updates.append(n) or 1.0, on=on)
+    state = play_episodes(tmp_path, [0.0] * 10, losses=lambda n: updates.append(n) or 1.0, on=on)
     assert (state.iteration, state.frames, updates) == (3, 22, [1, 2, 3])  # nor another frame
 
 

@@ -48,6 +48,7 @@ from filelock import FileLock
 from helpers import Screen, curve, listed, stream
 from ignite.engine import Engine, Events
 from torch import nn
+from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 FLAGS = ("--replay-initial", "20", "--replay-size", "200", "--batch-size", "4")
@@ -458,6 +459,7 @@ def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start,
     assert ("training begins" in again.out, "was reached" in again.out) == (False, False)
     check("outcome/seconds", {0: after(64, 45) + after(1)})
     check("outcome/fps", {0: fps(full, (64, 45))})  # of training, though it made no update now
+    assert listed(run.folder)["max_frames"] == 65
     wind(1_000)
     again = start(of=run, frames=0, reward=1_000, play=play, spoil=begin)
     seconds = after(64, 45) + after(1) + after(10, 10)
@@ -472,13 +474,15 @@ def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start,
 def test_a_checkpoint_and_what_it_counts_are_on_the_disk_before_it_replaces_another(
     start, monkeypatch
 ):
-    synced, seen, fsync = {}, [], os.fsync
+    synced, seen, flushed, fsync, flush = {}, [], [], os.fsync, SummaryWriter.flush
 
     def note(descriptor: int) -> None:
         fsync(descriptor)
         file = Path(f"/proc/self/fd/{descriptor}").readlink()
         synced[file.name] = os.fstat(descriptor).st_size
         if file.name == "latest.tmp":
+            assert flushed  # so that no point still waits to be written
+            flushed.clear()
             new = read_checkpoint(file)["progress"]
             assert new["events"].items() <= synced.items()
             assert len(curve(file.parent.parent, "episodes/reward")) == new["episodes"]
@@ -487,6 +491,7 @@ def test_a_checkpoint_and_what_it_counts_are_on_the_disk_before_it_replaces_anot
             seen.append(frames | {"new": new["frames"]})
 
     monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(SummaryWriter, "flush", lambda writer: flushed.append(flush(writer)))
     start(frames=45)
     assert seen == [
         {"new": 29}, {"latest": 29, "new": 39}, {"previous": 29, "latest": 39, "new": 45}
@@ -727,7 +732,7 @@ def test_a_run_leaves_a_notebook_as_it_was(start, monkeypatch):
 
     def switch(*_: object) -> None:
         torch.compiler.set_stance("force_eager")
-        matmul.allow_tf32 = not before[3]  # as with a GPU
+        matmul.allow_tf32 = True  # as with a GPU
 
     run = start("--threads", "1", frames=45, every=switch)
     assert (run.code, state()) == (0, before)
