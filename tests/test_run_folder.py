@@ -254,9 +254,9 @@ def test_an_interrupted_run_that_is_solved_stays_solved(
         raise AssertionError("the signal was swallowed")
 
     def play(rewards: list[float]) -> Iterator[list[Transitions]]:
-        """Two games, which end in the same step: the second one finds the run solved."""
+        """26 games, which end in the same step: the others find the run solved."""
         for steps in stream(rewards):
-            yield [step._replace(episodes=step.episodes * 2) for step in steps]
+            yield [step._replace(episodes=step.episodes * 26) for step in steps]
 
     def evaluated(run: Run) -> None:
         assert curve(run.folder, "outcome/solved") == [(0, 1.0)]  # before the games
@@ -270,11 +270,11 @@ def test_an_interrupted_run_that_is_solved_stays_solved(
     monkeypatch.setenv("COLUMNS", "100")
     run = start(play=play, on=PlayEvents.SOLVED, every=solved, reward=20, after=evaluated)
     (*games, line, freed, _, last) = run.out.splitlines()
-    reached = games.index("avg_reward 17 after 60 frames and 0 seconds")
-    assert games[reached - 1].startswith("episode     5  reward   22")
+    (reached,) = (n for n, told in enumerate(games) if told.startswith("avg_reward 17 after 780 "))
+    assert games[reached - 1].startswith("episode    53  reward   22")
     assert games[reached - 1].endswith("  steps    10")  # a wide terminal has room for them
     assert (run.code, line, freed) == (0, message, "freed")
-    assert last == "solved in 0:00:00, after 6 episodes, 60 frames and 10 updates"
+    assert last.split(", ", 1)[1] == "after 78 episodes, 780 frames and 10 updates"
     events = read_events(run.folder)
     assert "evaluation/reward" not in events.Tags()["scalars"]
     assert "_hparams_/session_end_info" in events.summary_metadata
@@ -361,7 +361,8 @@ def test_slow_work_shows_its_time_unless_a_bar_is_there_and_leaves_nothing(monke
         raise KeyboardInterrupt
     assert not screen.getvalue().split("\r")[-2].strip()
     for clock in {*threading.enumerate()} - before - {tqdm.monitor}:
-        clock.join()
+        clock.join(60)
+        assert not clock.is_alive()
 
 
 def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
