@@ -93,7 +93,7 @@ def listed(run: Path) -> dict[str, object]:
     parts = {name: HParamsPluginData.FromString(tags[name].plugin_data.content) for name in tags}
     settings = parts["_hparams_/session_start_info"].session_start_info.hparams
     columns = parts["_hparams_/experiment"].experiment
-    assert {info.name for info in columns.hparam_infos} >= {"envs", *settings}
+    assert {info.name for info in columns.hparam_infos} >= {"envs", "stop_reward", *settings}
     shown = [info.name for info in columns.hparam_infos if info.differs]
     assert sorted(shown) == ["batch_size", "envs", "learning_rate", "script", "seed"]
     outcome = {tag for tag in events.Tags()["scalars"] if tag.startswith("outcome/")}

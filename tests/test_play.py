@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, Ended, one_line
-from helpers import Screen
+from helpers import Screen, listed
 from imageio_ffmpeg import count_frames_and_secs
 from PIL import Image
 
@@ -97,12 +97,13 @@ FULL = "play.py: failed: [Errno 28] No space left on device"
 def test_it_ends_when_nobody_reads_or_the_disk_is_full(module, code, trained, ends, monkeypatch):
     run, (reader, writer) = trained("01_baseline").folder, os.pipe()
     os.close(reader)
-    with suppress(OSError), open("/dev/full" if code == FULL else writer, "w") as out:
-        monkeypatch.setattr(sys, "stdout", out)
-        main = lambda: runpy.run_module(module, run_name="__main__")  # noqa: E731
-        result = ends(main, module, run, "--epsilon", 1)
-        monkeypatch.undo()
-        assert (result.code, result.error) == (code, "")
+    file = os.open("/dev/full", os.O_WRONLY) if code == FULL else writer
+    monkeypatch.setattr(sys, "stdout", os.fdopen(file, "w"))
+    main = lambda: runpy.run_module(module, run_name="__main__")  # noqa: E731
+    result = ends(main, module, run, "--epsilon", 1)
+    with suppress(OSError):  # what it holds cannot be written
+        sys.stdout.close()
+    assert (result.code, result.error) == (code, "")
 
 
 def test_an_exported_agent_plays_the_same_and_is_small(trained, play, tmp_path):
@@ -129,6 +130,7 @@ def test_an_agent_of_another_game(tmp_path, play, program):
     _, whole = load_agent(read_checkpoint(find_checkpoint(run)))
     assert (whole.rows, whole.actions) == (Preprocessing.rows, None)
     assert "no goal: set --stop-reward or --max-frames" in learned.out
+    assert "stop_reward" not in listed(run)  # which names it as a column
 
 
 @pytest.mark.parametrize("suffix", [".MP4", ".gif"])

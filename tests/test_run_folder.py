@@ -300,10 +300,11 @@ def test_a_run_that_ends_before_training_gives_its_memory_back(fail, code, messa
 
 
 def test_a_full_disk_under_what_is_printed_is_a_failure(start, monkeypatch):
-    with suppress(OSError), open("/dev/full", "w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        run = start()
-        assert (run.code, "No space left on device" in one_line(run.error)) == (1, True)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(os.open("/dev/full", os.O_WRONLY), "w"))
+    run = start()
+    with suppress(OSError):  # what it holds cannot be written
+        sys.stdout.close()
+    assert (run.code, "No space left on device" in one_line(run.error)) == (1, True)
 
 
 @pytest.mark.parametrize("closed", [False, True])
