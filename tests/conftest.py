@@ -147,14 +147,9 @@ def options_of(script: str) -> type:
     return module.get("Options", ReplayOptions)
 
 
-def envs_of(script: str) -> int:
-    """The environments of ``short_run``."""
-    return 2 if hasattr(options_of(script), "envs") else 1
-
-
 def frames_of(script: str) -> int:
     """The frames of ``short_run``; two games take twice as long as one."""
-    return 1_100 * envs_of(script)
+    return 2_200 if hasattr(options_of(script), "envs") else 1_100
 
 
 def short_run(script: str) -> list[str]:
@@ -162,7 +157,8 @@ def short_run(script: str) -> list[str]:
 
     Updates take much more time than frames, so training begins late. Speedruns try their agent.
     """
-    envs, frames = envs_of(script), frames_of(script)
+    frames = frames_of(script)
+    envs = frames // 1_100
     flags = "--seed 5 --learning-rate 2e-4 --epsilon-frames 400"
     flags += f" --checkpoint-every 50 --max-frames {frames}"
     flags += f" --envs {envs}" if envs > 1 else ""

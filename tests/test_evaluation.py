@@ -1,5 +1,6 @@
 """Evaluation on real Pong."""
 
+import math
 import re
 import signal
 from collections.abc import Iterator
@@ -12,19 +13,11 @@ from unittest.mock import Mock
 
 import pong_emulator
 from lib.envs.experience import Episode
-from lib.envs.preprocessing import PONG_ROWS, Preprocessing
+from lib.envs.preprocessing import Preprocessing
 from lib.learning.dqn_model import DQN, DuelingDQN
 from lib.training import evaluation, handlers
 from lib.training.checkpoints import SETTINGS, CheckpointError, describe_settings
-from lib.training.evaluation import (
-    Trial,
-    load_agent,
-    make_env,
-    make_games,
-    play_game,
-    play_games,
-    run_trial,
-)
+from lib.training.evaluation import Trial, load_agent, make_env, make_games, play_game, play_games
 from lib.training.options import WrapperOptions
 from lib.training.run import Run
 from lib.training.speedrun_options import EmulatorOptions, SpeedrunOptions
@@ -47,97 +40,86 @@ def run(tmp_path: Path, console: None) -> Iterator[Run]:
         yield Run(PONG, torch.device("cpu"), tmp_path, tensorboard, "08_recompiled_pong")
 
 
-def test_who_never_moves_loses_every_game(run, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(evaluation, "EPISODES", 3)
-    monkeypatch.setattr(evaluation, "STICKY_EPISODES", 2)
-    seen, spy = [], Mock(side_effect=play_games)
-    monkeypatch.setattr(evaluation, "play_games", spy)
-
-    def stays(states: torch.Tensor) -> torch.Tensor:
-        assert states.shape[1:] == (2, 30, 42)
-        seen.append(len(states))
-        return torch.ones(1, requires_grad=True) * torch.tensor([[1.0, 0.0, 0.0]] * len(states))
-
-    evaluation.evaluate(stays, run)
-    assert seen == []  # training has not ended
-    run.outcome = {"solved": 1.0}
-    evaluation.evaluate(stays, run)
-    assert {call.args[2:4] for call in spy.call_args_list} == {(0.01, PONG.temperature)}
-    assert len(seen) < 2_000  # one pass for all games that are still played
-    assert (seen[0], seen[-1]) == (3, min(seen))
-    out, err = capsys.readouterr()
-    games, rewards, sticky, sticky_rewards = out.splitlines()
-    assert games == "games after FIRE and up to 28 no-ops, epsilon 0.01:"
-    assert rewards.startswith("3 games, mean -21.00, ")
-    assert sticky == "sticky actions (0.25), not required, epsilon 0.01:"
-    assert sticky_rewards.startswith("2 games, mean -21")
-    assert err == ""  # no bar where nobody looks
-    run.tensorboard.writer.flush()
-    assert curve(run.folder, "evaluation/reward") == [(n, -21.0) for n in (1, 2, 3)]
-    assert curve(run.folder, "evaluation/sticky_reward") == [(n, -21.0) for n in (1, 2)]
-
-
 def moves_seldom(states: torch.Tensor) -> torch.Tensor:
     """Whole numbers, so a state has the same values in every batch; loses soon."""
     sums = states.flatten(1).long() @ torch.arange(states[0].numel())
     return torch.stack([torch.full_like(sums, 5), sums % 7, sums // 7 % 7], dim=1)
 
 
-@pytest.mark.parametrize("kind", ["console", "vector environment of ALE"])
-def test_games_played_at_once_are_those_played_one_after_the_other(kind, console, monkeypatch):
-    if kind == "vector environment of ALE":
-        monkeypatch.setattr(pong_emulator, "missing", lambda: "Numba is missing")
+def test_the_games_after_training_are_those_that_are_played_alone(run, monkeypatch, capsys) -> None:
+    def alone(number: int, sticky: float = 0.0) -> float:
+        games = make_games(PONG.preprocessing, np.array([1_000_000 + number]), sticky)
+        played = play_games(games, moves_seldom, 0.01, PONG.temperature)
+        ((_, game),) = (game for ended in played for game in ended)
+        return game.reward
 
-    def play(*seeds: int, sticky: float = 0.0) -> list[Episode]:
-        games = make_games(PONG.preprocessing, np.array(seeds), sticky)
-        played = play_games(games, moves_seldom, 0.1)
-        return [game for _, game in sorted(game for ended in played for game in ended)]
+    def told(rewards: list[float]) -> str:
+        spread = f"deviation {np.std(rewards):.2f}, {min(rewards):.0f} to {max(rewards):.0f}"
+        return f"{len(rewards)} games, mean {np.mean(rewards):.2f}, standard {spread}"
 
-    alone = [play(seed)[0] for seed in (5, 6)]
-    assert play(5, 6) == alone
-    assert alone[0] != alone[1]
-    if kind == "console":
-        sticky = play(5, sticky=0.25)
-        assert sticky != alone[:1]
-        assert sticky == play(5, sticky=0.25)
+    monkeypatch.setattr(evaluation, "EPISODES", 5)
+    monkeypatch.setattr(evaluation, "STICKY_EPISODES", 2)
+    evaluation.evaluate(moves_seldom, run)
+    assert capsys.readouterr() == ("", "")  # training has not ended
+    run.outcome = {"solved": 1.0}
+    evaluation.evaluate(moves_seldom, run)
+    games, sticky = [*map(alone, range(5))], [alone(number, 0.25) for number in range(2)]
+    assert games[0] != games[4] != games[3]  # the fifth ends first
+    assert games[:2] != sticky
+    lines = ["games after FIRE and up to 28 no-ops, epsilon 0.01:", told(games)]
+    lines += ["sticky actions (0.25), not required, epsilon 0.01:", told(sticky)]
+    out, err = capsys.readouterr()
+    assert (out.splitlines(), err) == (lines, "")  # no bar where nobody looks
+    run.tensorboard.writer.flush()
+    assert curve(run.folder, "evaluation/reward") == [*enumerate(games, start=1)]
+    assert curve(run.folder, "evaluation/sticky_reward") == [*enumerate(sticky, start=1)]
+    monkeypatch.setattr(pong_emulator, "missing", lambda: "Numba is missing")
+    assert alone(0) == games[0]  # in ALE's vector environment
 
 
 class Uneven:
-    """Games of these lengths, which begin again when they end; the n-th has n points."""
+    """Games of these lengths, which begin again when they end, with a point more each time."""
 
-    shape = (1, 1, 1, 1)
-
-    def __init__(self, lengths: list[int]) -> None:
-        self.lengths, self.steps = np.array(lengths), np.zeros(len(lengths), int)
-        self.seeds, self.ended = np.arange(len(lengths)), np.zeros(len(lengths), int)
-        self.states = np.zeros((len(lengths), 1, 1, 1), np.uint8)
+    def __init__(self, *lengths: int) -> None:
+        self.lengths, self.seeds = np.array(lengths), np.arange(len(lengths))
+        self.states, self.actions = np.zeros((len(lengths), 1, 1, 1), np.uint8), []
+        self.shape = self.states.shape
 
     def send(self, actions: np.ndarray) -> None:
-        self.steps += 1
+        self.actions.append(actions.copy())
 
     def recv(self) -> Any:
-        over = self.steps == self.lengths
-        self.ended += over
-        played = zip(over, self.ended, self.lengths, strict=True)
-        episodes = [Episode(float(ended), steps) if end else None for end, ended, steps in played]
-        self.steps[over] = 0
+        games, left = np.divmod(len(self.actions), self.lengths)
+        episodes = [
+            None if more else Episode(float(n), 1) for n, more in zip(games, left, strict=True)
+        ]
         return SimpleNamespace(episodes=episodes)
 
 
 def test_each_game_counts_once_when_it_ends_and_no_later_one(run, monkeypatch):
-    """In a trial, too, which leaves torch the threads that it had."""
-    sizes = []
-    values = lambda states: sizes.append(len(states)) or torch.zeros(len(states), 2)  # noqa: E731
-    ended = [*play_games(Uneven([3, 1, 2, 3]), values, 0.0)]
+    """In a trial, too, which draws from a softmax on one thread, and leaves torch all threads."""
+    sizes, threads = [], set()
+
+    def three_to_one(states: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(states))
+        threads.add(torch.get_num_threads())
+        values = torch.tensor([[0.0, 0.01 * math.log(3), -9.0]]).expand(len(states), 3)
+        return values * torch.ones(1, requires_grad=True)
+
+    ended = [*play_games(Uneven(3, 1, 2, 3), three_to_one, 0.0)]
     assert [[i for i, _ in games] for games in ended] == [[], [1], [2], [0, 3]]
     assert {game.reward for games in ended for _, game in games} == {1.0}
     assert sizes == [4, 3, 2]
 
-    halves = iter([Uneven([1, 7]), Uneven([3])])
-    monkeypatch.setattr(evaluation, "make_games", lambda *_, **__: next(halves))
+    halves = Uneven(1, 7), Uneven(3_000)
+    monkeypatch.setattr(evaluation, "make_games", Mock(side_effect=halves))
     torch.set_num_threads(3)
-    trial = run_trial(values, Mock(state=SimpleNamespace(frames=0)), run)
-    assert (trial.rewards, torch.get_num_threads()) == ([1.0] * 3, 3)
+    threads.clear()
+    trial = evaluation.run_trial(three_to_one, Mock(state=SimpleNamespace(frames=0)), run)
+    assert (trial.rewards, threads, torch.get_num_threads()) == ([1.0] * 3, {1}, 3)
+    chosen = np.bincount(np.concatenate(halves[1].actions)) / 3_000
+    assert chosen[:2] == pytest.approx([1 / 4, 3 / 4], abs=0.03)
+    assert 0 < chosen[2] < 0.01  # a third of epsilon
 
 
 NATURE = DQN((2, 84, 84), 6, channels=(4, 8, 8), hidden=16)
@@ -145,21 +127,19 @@ SMALL = DuelingDQN((2, 30, 42), 3)
 
 
 @pytest.mark.parametrize(
-    ("network", "script", "options", "seen"),
+    ("network", "script", "options", "max_pool"),
     [
-        (NATURE, "04_new_wrappers_n_env", WrapperOptions(skip=2), ((0, 84), None, False, False)),
-        (SMALL, "07_speedrun", SpeedrunOptions(), (PONG_ROWS, (0, 2, 3), True, True)),
+        (NATURE, "04_new_wrappers_n_env", WrapperOptions(skip=2), False),
+        (SMALL, "07_speedrun", SpeedrunOptions(), True),
     ],
 )
-def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, options, seen):
+def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, options, max_pool):
     with TensorboardLogger(tmp_path) as tensorboard:
         run = Run(options, torch.device("cpu"), tmp_path, tensorboard, script)
         kept = {SETTINGS: describe_settings(run, network), "net": network.state_dict()}
     loaded, preprocessing = load_agent(kept)
     assert preprocessing == options.preprocessing
-    assert (
-        preprocessing.rows, preprocessing.actions, preprocessing.max_pool, preprocessing.vector_env
-    ) == seen  # fmt: skip
+    assert preprocessing.max_pool == max_pool
     env = make_env(preprocessing)
     state, _ = env.reset(seed=0)
     frames = torch.from_numpy(np.asarray(state))[None]
@@ -177,13 +157,16 @@ def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, option
     trained, _ = load_agent(kept | {"net": both})
     assert all(torch.equal(trained.state_dict()[name], average[name]) for name in average)
 
-    kept[SETTINGS]["preprocessing"]["env"] = "PongNoFrameskip-v0"  # earlier versions played it
-    with pytest.raises(CheckpointError, match="cannot play: unknown environment"):
-        load_agent(kept)
+    for part, name, value, message in (
+        ("network", "class", "Transformer", "another version saved its checkpoint: 'Transformer'"),
+        ("preprocessing", "env", "PongNoFrameskip-v0", "unknown environment"),  # played before
+    ):
+        kept[SETTINGS][part][name] = value
+        with pytest.raises(CheckpointError, match=f"of {script} cannot play: {message}"):
+            load_agent(kept)
 
 
-def plays_badly(states: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([[1.0, 0.0, 0.0]]).expand(len(states), 3)
+plays_badly = lambda states: torch.eye(1, 3).expand(len(states), 3)  # noqa: E731
 
 
 def test_a_trial_has_games_of_its_own_and_ends_with_a_lost_one_or_a_signal(run, monkeypatch):
@@ -201,7 +184,7 @@ def test_a_trial_has_games_of_its_own_and_ends_with_a_lost_one_or_a_signal(run, 
         trials.append([])
         engine = Mock(state=SimpleNamespace(frames=int(interrupted)))
         run.signal = signal.SIGINT if interrupted else None
-        trial = run_trial(plays_badly, engine, run)
+        trial = evaluation.run_trial(plays_badly, engine, run)
         assert (trial.games, trial.won, trial.passed) == (8, 0, False)
         assert trial.decided != interrupted
         assert (engine.fire_event.call_count > 700) != interrupted  # once a step, for the terminal
@@ -233,37 +216,37 @@ def test_a_lost_life_begins_a_new_stack_where_it_did_in_training():
     assert set(lives) == {5, 4, 3, 2, 1, 0}
 
 
-ALL_BUT_ONE = [20.0] * 63
-
-
-@pytest.mark.parametrize(
-    ("rewards", "passed", "message"),
-    [
-        ([*ALL_BUT_ONE, -3.0], False, "won 63 of 64 new games, lost one by 3 points; training"),
-        ([*ALL_BUT_ONE, 0.0], False, "won 63 of 64 new games, mean 19.7; training goes on"),
-        ([17.0] * 64, True, "won 64 of 64 new games, mean 17.0\n"),
-        ([16.0] * 64, False, "won 64 of 64 new games, mean 16.0, below 17; training goes on"),
-        ([*ALL_BUT_ONE, 1.0], True, "won 64 of 64 new games, mean 19.7\n"),
-    ],
-)
-def test_all_games_must_be_won_with_a_mean_of_stop_reward(rewards, passed, message, run, capsys):
-    trial = Trial(64, rewards, run.params.stop_reward)
-    assert (trial.decided, trial.passed) == (True, passed)
-    state = SimpleNamespace(trial=trial)
-    Terminal(run).trial_completed(SimpleNamespace(state=state, should_terminate=False))
-    assert f"trial: {message}" in capsys.readouterr().out
+def test_all_games_must_be_won_with_a_mean_of_stop_reward(run, capsys):
+    for rewards, passed, message in (
+        ([20.0] * 63 + [-3.0], False, "63 of 64 new games, lost one by 3 points; training goes on"),
+        ([20.0] * 63 + [0.0], False, "63 of 64 new games, mean 19.7; training goes on"),
+        ([17.0] * 64, True, "64 of 64 new games, mean 17.0"),
+        ([16.0] * 64, False, "64 of 64 new games, mean 16.0, below 17; training goes on"),
+        ([20.0] * 63 + [1.0], True, "64 of 64 new games, mean 19.7"),
+    ):
+        trial = Trial(64, rewards, run.params.stop_reward)
+        assert (trial.decided, trial.passed) == (True, passed)
+        engine = SimpleNamespace(state=SimpleNamespace(trial=trial), should_terminate=False)
+        Terminal(run).trial_completed(engine)
+        assert capsys.readouterr().out == f"trial: won {message}\n"
 
 
 def test_the_bar_follows_the_trial_that_is_played(run, monkeypatch, capsys):
     monkeypatch.setattr("lib.training.terminal.REFRESH_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr", screen := Screen())
     terminal, trial = Terminal(run), Trial(64, [20.0] * 15 + [-1.0], 17.0)
-    engine = SimpleNamespace(state=SimpleNamespace(trial=trial), should_terminate=True)
+    state = {"phase": "training", "frames": 9, "fps": 0, "episodes": 2, "first_reward": 3.0}
+    state = SimpleNamespace(trial=trial, avg_reward=17.5, **state)
+    engine = SimpleNamespace(state=state, should_terminate=True)
     for told in (terminal.trial_step, terminal.trial_step, terminal.trial_completed) * 2:
         told(engine)
     bars = re.findall(r"trial of 64 new games, step (\d) \|.*?(\d+)%", screen.getvalue())
     assert [*dict.fromkeys(bars)] == [("1", "25"), ("2", "25")]
     assert "training goes on" not in capsys.readouterr().out  # it ends
+    terminal.frames_played(engine)  # after a trial that was not passed
+    last = screen.getvalue().split("\r")[-2]
+    assert last.startswith("training 9 frames, avg_reward 17.50, goal 17 |")
+    assert last.endswith("| 100%")
 
 
 def test_training_goes_on_until_a_trial_is_passed(tmp_path, monkeypatch, capsys):
@@ -271,12 +254,12 @@ def test_training_goes_on_until_a_trial_is_passed(tmp_path, monkeypatch, capsys)
     trials = iter([Trial(64, rewards, 17.0) for rewards in ends])
     monkeypatch.setattr(handlers, "run_trial", lambda agent, engine, run: next(trials))
     rewards = [10.0] + [20.0] * 200
-    state, fired = play_episodes(tmp_path, rewards, agent=lambda: plays_badly)
+    state = play_episodes(tmp_path, rewards, agent=lambda: plays_badly)
     # The average of 10 and twenties is 17 after 60 games; a trial comes 25 games after another one.
     # The second one was not played to its end, and nothing is told of it.
     first, last = (step for step, _ in curve(tmp_path, "trial/won"))
     assert (first, last) == (610, 610 + 2 * 25 * 10)
-    assert (state.solved, state.frames, fired.count("solved")) == (True, last, 1)
+    assert (state.solved, state.frames) == (True, last)
     assert state.reached["frames"] == first
     assert curve(tmp_path, "trial/mean") == [(first, 16.5), (last, 19.5)]
     assert curve(tmp_path, "outcome/reached_frames")[0][1] == first

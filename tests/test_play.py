@@ -11,14 +11,14 @@ from contextlib import suppress
 
 from lib.envs.preprocessing import Preprocessing
 from lib.training.checkpoints import find_checkpoint, read_checkpoint
-from lib.training.evaluation import load_agent, make_games, play_games
+from lib.training.evaluation import SEED, load_agent, make_games, play_games
 from play import SHIPPED, main
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, Ended, one_line
-from helpers import Screen
+from helpers import Screen, listed
 from imageio_ffmpeg import count_frames_and_secs
 from PIL import Image
 
@@ -70,45 +70,40 @@ def test_the_shipped_agent_wins_on_ales_environment_until_ctrl_c():
     assert score_of(game) > 0
 
 
-def test_it_prints_every_score_and_their_mean(trained, play):
+def test_it_prints_every_score_and_their_mean(trained, play, monkeypatch):
     run = trained("01_baseline").folder
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
     result = play(run, "--episodes", 2, "--epsilon", 1)
-    assert result.code == 0, result.error
     first, _, *games, last = result.out.splitlines()
     assert re.search(r"best\.pt: 01_baseline after [\d,]+ frames", first)
     scores = [score_of(line) for line in games]
     assert last.startswith(f"2 games, mean {sum(scores) / 2:.2f}, ")
     assert games[0][9:] != games[1][9:]  # each has its seed
-    sticky = play(run, "--episodes", 1, "--epsilon", 1, "--sticky").out
+    live = screen.getvalue()  # each score begins at zero
+    assert live.index("game   2  score     0") == live.index("game   2")
+    one = ("--episodes", 1, "--epsilon", 1)
+    assert games[1][9:] in play(run, *one, "--seed", SEED + 1).out
+    sticky = play(run, *one, "--sticky").out
     assert "sticky" in sticky
     assert games[0] not in sticky
 
 
-def test_the_live_score_of_each_game_begins_at_zero_and_a_full_disk_is_one_line(
-    trained, ends, monkeypatch
-):
-    run = trained("01_baseline").folder
-    main = lambda: runpy.run_module("play", run_name="__main__")  # noqa: E731
-    monkeypatch.setattr(sys, "stderr", screen := Screen())
-    assert ends(main, "play", run, "--epsilon", 1, "--episodes", 2).code == 0
-    live = screen.getvalue()
-    assert live.index("game   2  score     0") == live.index("game   2")
-    with suppress(OSError), open("/dev/full", "w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        result = ends(main, "play", run, "--epsilon", 1)
-        monkeypatch.undo()
-        assert result.code == "play.py: failed: [Errno 28] No space left on device"
+FULL = "play.py: failed: [Errno 28] No space left on device"
 
 
-@pytest.mark.parametrize("module", ["play", "pong_emulator"])
-def test_it_ends_when_nobody_reads(module, trained, ends, monkeypatch):
-    run = trained("01_baseline").folder
-    reader, writer = os.pipe()
+@pytest.mark.parametrize(
+    ("module", "code"), [("play", 141), ("pong_emulator", 141), ("play", FULL)]
+)
+def test_it_ends_when_nobody_reads_or_the_disk_is_full(module, code, trained, ends, monkeypatch):
+    run, (reader, writer) = trained("01_baseline").folder, os.pipe()
     os.close(reader)
-    monkeypatch.setattr(sys, "stdout", os.fdopen(writer, "w"))
+    file = os.open("/dev/full", os.O_WRONLY) if code == FULL else writer
+    monkeypatch.setattr(sys, "stdout", os.fdopen(file, "w"))
     main = lambda: runpy.run_module(module, run_name="__main__")  # noqa: E731
     result = ends(main, module, run, "--epsilon", 1)
-    assert (result.code, result.error) == (141, "")
+    with suppress(OSError):  # what it holds cannot be written
+        sys.stdout.close()
+    assert (result.code, result.error) == (code, "")
 
 
 def test_an_exported_agent_plays_the_same_and_is_small(trained, play, tmp_path):
@@ -135,6 +130,7 @@ def test_an_agent_of_another_game(tmp_path, play, program):
     _, whole = load_agent(read_checkpoint(find_checkpoint(run)))
     assert (whole.rows, whole.actions) == (Preprocessing.rows, None)
     assert "no goal: set --stop-reward or --max-frames" in learned.out
+    assert "stop_reward" not in listed(run)  # which names it as a column
 
 
 @pytest.mark.parametrize("suffix", [".MP4", ".gif"])
@@ -169,7 +165,7 @@ def test_what_cannot_be_played_is_refused_in_one_line(tmp_path, trained, play, m
     checkpoint = find_checkpoint(run, "latest")
     cut, foreign, strange = (tmp_path / f"{name}.pt" for name in ("cut", "foreign", "strange"))
     cut.write_bytes(checkpoint.read_bytes()[:100_000])
-    torch.save({"model": torch.zeros(3)}, foreign)
+    torch.save(torch.zeros(3), foreign)
     torch.save(read_checkpoint(checkpoint) | {"net": {"conv.0.weight": torch.zeros(1)}}, strange)
     for display in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(display, raising=False)
@@ -182,6 +178,7 @@ def test_what_cannot_be_played_is_refused_in_one_line(tmp_path, trained, play, m
         (run, "--export", tmp_path / "missing" / "agent.pt"),
         (run, "--episodes", 0),
         (run, "--render"),
+        (run, "--render", "--video", "pong.mp4"),
     ):
         result = play(*arguments)
         assert (result.code, result.out) == (2, ""), arguments
@@ -191,6 +188,10 @@ def test_what_cannot_be_played_is_refused_in_one_line(tmp_path, trained, play, m
     result = play(run.parent)
     assert (result.code, result.out) == (2, "")
     assert result.error.splitlines()[1:] == [f"  {run}"]
+    (tmp_path / "checkpoints").mkdir()
+    for kind in ("previous", "latest", "best", "solved"):  # each goes before the last ones
+        (tmp_path / "checkpoints" / f"{kind}.pt").touch()
+        assert find_checkpoint(tmp_path).stem == kind
 
 
 def test_its_help_fits_a_terminal(play, monkeypatch):

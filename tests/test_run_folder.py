@@ -14,10 +14,12 @@ import sys
 import termios
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
+from functools import partial
+from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import NoReturn
 from unittest.mock import Mock
@@ -26,14 +28,16 @@ from lib.envs.experience import Transitions
 from lib.gpu_checks import fallbacks
 from lib.learning.replay_buffer import ReplayBuffer
 from lib.learning.schedules import LinearSchedule
+from lib.printing import show_elapsed
 from lib.training import handlers
 from lib.training import launch as launching
 from lib.training.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
+from lib.training.evaluation import evaluate
 from lib.training.handlers import attach_handlers
 from lib.training.launch import launch, open_folder
 from lib.training.options import ReplayOptions
-from lib.training.play import batch_generator
-from lib.training.run import Run
+from lib.training.play import PlayEvents, batch_generator
+from lib.training.run import Failure, Run
 from lib.training.speedrun_options import SharedCoresOptions, SpeedrunOptions
 
 import numpy as np
@@ -42,11 +46,14 @@ import torch
 from conftest import Ended, curves, everything, one_line, read_events
 from filelock import FileLock
 from helpers import Screen, curve, listed, stream
-from ignite.engine import Engine, Events, State
+from ignite.engine import Engine, Events
 from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
 
 FLAGS = ("--replay-initial", "20", "--replay-size", "200", "--batch-size", "4")
 FLAGS += ("--checkpoint-every", "10")
+FIFTH = Events.ITERATION_COMPLETED(every=5)
 
 
 class Net(nn.Linear):
@@ -57,15 +64,18 @@ class Net(nn.Linear):
 
 @pytest.fixture
 def start(tmp_path, ends, monkeypatch) -> Callable[..., Ended]:
-    """Starts or resumes a run; each game has one point more than the last."""
+    """Starts a run, or resumes that ``of`` before; each game has one point more than the last."""
     place = tmp_path / "runs"
     elsewhere = tmp_path / "elsewhere"  # no new run could begin there, but runs are resumed
     elsewhere.mkdir()
     (elsewhere / "runs").touch()
     monkeypatch.chdir(elsewhere)
 
-    def start(*flags, every=lambda *_: None, reward=0, spoil=lambda net: None, play=stream, **more):
-        def train(options: ReplayOptions, run: Run) -> State:
+    def start(
+        *flags, of=None, frames=None, reward=0, play=stream,
+        spoil=id, on=FIFTH, every=None, after=id, **parts,
+    ):  # fmt: skip
+        def train(options: ReplayOptions, run: Run) -> None:
             net = Net(500, 500)
             spoil(net)
             optimizer = torch.optim.Adam(net.parameters())
@@ -79,14 +89,17 @@ def start(tmp_path, ends, monkeypatch) -> Callable[..., Ended]:
                 return loss.detach()
 
             engine = Engine(update)
-            learned = {"net": net, "optimizer": optimizer, "buffer": buffer} | more
+            learned = {"net": net, "optimizer": optimizer, "buffer": buffer} | parts
             attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), learned)
-            engine.add_event_handler(Events.ITERATION_COMPLETED(every=5), every, run)
+            if every:
+                engine.add_event_handler(on, every, run)
             games = play([float(reward + number) for number in range(100)])
-            return engine.run(batch_generator(engine, games, buffer, options.replay_initial, 4))
+            engine.run(batch_generator(engine, games, buffer, options.replay_initial, 4))
+            after(run)
 
-        command = flags if "--resume" in flags else (*FLAGS, "--run-dir", str(place), *flags)
-        ended = ends(lambda: launch(train, ReplayOptions, ""), "tiny.py", *command)
+        limit = () if frames is None else ("--max-frames", frames)
+        where = ("--resume", of.folder) if of else (*FLAGS, "--run-dir", place)
+        ended = ends(lambda: launch(train, ReplayOptions, ""), "tiny.py", *where, *limit, *flags)
         (folder,) = place.iterdir()
         return ended._replace(folder=folder)
 
@@ -99,14 +112,8 @@ def test_a_run_folder_that_cannot_be_made(ends):
 
 
 LOST = "CUDA error: an illegal memory access was encountered"
-
-
-def lose_it(*_: object) -> NoReturn:
-    raise torch.AcceleratorError(f"{LOST}\nKernel errors might")
-
-
-def full_shm(*_: object) -> NoReturn:
-    raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left")
+SHM = "unable to allocate shared memory(shm) for file </torch_1>: No space left"
+lose_it = Mock(side_effect=torch.AcceleratorError(f"{LOST}\nKernel errors might"))
 
 
 @pytest.mark.parametrize(
@@ -116,56 +123,86 @@ def full_shm(*_: object) -> NoReturn:
         (lambda net: setattr(net, "forward", lose_it), LOST),
         (lambda net: np.empty(2**57), "out of memory: Unable to allocate 1.00 EiB for an array"),
         (lambda net: torch.empty(2**60), "out of memory: [enforce fail"),
-        (full_shm, "unable to allocate shared memory(shm) for file </torch_1>: No space left; it"),
+        (Mock(side_effect=RuntimeError(SHM)), f"{SHM}; it is in /dev/shm"),
         (lambda net: setattr(net, "state_dict", lose_it), LOST),  # while it is saved
     ],
 )
 def test_a_failure_is_one_line_and_exit_code_1(spoil, message, start):
-    run = start("--max-frames", "200", spoil=spoil)
+    run = start(frames=200, spoil=spoil)
     assert (run.code, one_line(run.error).startswith(f"tiny: failed: {message}")) == (1, True)
 
 
+@pytest.mark.parametrize(("error", "told"), [(OSError(), False), (RuntimeError("a bug"), True)])
+def test_a_mistake_keeps_its_traceback_but_no_error_is_told_twice(error, told, start):
+    """TensorBoard raises the OSError of its thread again in the loop."""
+
+    def fail_in_a_thread(net: Net) -> None:
+        (thread := threading.Thread(target=Mock(side_effect=error))).start()
+        thread.join()
+
+    assert ("Traceback" in start(frames=5, spoil=fail_in_a_thread).error) == told
+    if told:
+        with pytest.raises(RuntimeError, match="a bug"):
+            start(spoil=Mock(side_effect=error))
+
+
+def test_letters_that_a_terminal_lacks_are_escaped(start, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(told := io.BytesIO(), "ascii"))
+    start(spoil=Mock(side_effect=Failure("no m\u00e9moire")))
+    assert told.getvalue() == b"tiny: failed: no m\\xe9moire\n"
+
+
 def test_a_failed_save_leaves_what_it_would_have_replaced(start):
-    run = start("--max-frames", "45")
+    run = start(frames=45)
     assert [file.stem for file in run.checkpoints()] == ["best", "latest", "previous"]
     before = everything(run.folder / "checkpoints")
-    longer = ("--resume", str(run.folder), "--max-frames", "80", "--stop-reward", "1000")
+    longer = partial(start, "--stop-reward", "1000", of=run, frames=80)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for reward in (100, -100):  # the best checkpoint is written first, or only the latest
         try:  # a part of a checkpoint fits, and all of the events
             resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
-            again = start(*longer, reward=reward)
+            again = longer(reward=reward)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert again.code == 1
         assert "MB free: [Errno 27] File too large" in one_line(again.error)
         assert everything(run.folder / "checkpoints") == before
-    assert start(*longer).code == 0
+    assert longer().code == 0
 
 
 def test_the_best_checkpoint_is_that_of_the_highest_average_of_all_parts(start):
-    run = start("--max-frames", "75", play=lambda _: stream([0.0, 1.0, 2.0, 9.0] + [-90.0] * 9))
-    again = start("--resume", str(run.folder), "--max-frames", "95", reward=-90)
+    run = start(frames=75, play=lambda _: stream([0.0, 1.0, 2.0, 9.0] + [-90.0] * 9))
+    again = start(of=run, frames=95, reward=-90)
     best = read_checkpoint(again.folder / "checkpoints" / "best.pt")
     assert best["progress"]["episodes"] == 4
 
 
-def test_a_resumed_run_knows_what_it_knew(start):
-    """The random numbers of torch follow, and when avg_reward reached its goal."""
-    drawn: list[float] = []
+def interrupt(*_: object) -> None:
+    """As Slurm does some time before it kills, if it is asked to."""
+    signal.raise_signal(signal.SIGUSR1)
+
+
+def test_a_resumed_run_knows_its_random_numbers_when_it_reached_its_goal_and_its_limit(start):
+    drawn, stops = list[float](), set[int]()
 
     def every(engine: Engine, run: Run) -> None:
         drawn.append(torch.rand(()).item())
         if engine.state.iteration == 5:
             engine.state.reached = {"frames": 7, "minutes": 0.5}
+        if engine.state.iteration in stops:
+            interrupt()
 
-    shutil.rmtree(start("--max-frames", "65", every=every).folder)
+    shutil.rmtree(start(frames=65, every=every).folder)
     whole = [*drawn]
     drawn.clear()
-    run = start("--max-frames", "45", every=every)
-    assert start("--resume", str(run.folder), "--max-frames", "65", every=every).code == 0
+    stops |= {25, 50}
+    run = start(frames=65, every=every)
+    again = start(of=run, every=every)
+    assert (run.code, again.code, "frame limit reached" in again.out) == (138, 0, True)
     assert drawn == whole
     assert curve(run.folder, "outcome/reached_frames") == [(0, 7)]
+    last = start(of=run, every=every)
+    assert (last.code, "--max-frames 65 was reached: no limit now" in last.out) == (138, True)
 
 
 class Interrupted(io.BufferedWriter):
@@ -186,31 +223,88 @@ def test_ctrl_c_while_a_checkpoint_is_written_is_no_full_disk(start, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", open_file)
-        first = start("--max-frames", "45")
+        first = start(frames=45)
     assert [file.name for file in first.checkpoints()] == ["best.pt"]
     assert (first.code, "resume it with" in first.out) == (130, False)
     shutil.rmtree(first.folder)
 
-    run = start("--max-frames", "45")
+    run = start(frames=45)
     before = everything(run.folder / "checkpoints")
     monkeypatch.setattr(Path, "open", open_file)
-    again = start("--resume", str(run.folder), "--max-frames", "80", reward=-100)
+    again = start(of=run, frames=80, reward=-100)
     assert (again.code, again.error) == (130, "tiny: interrupted\n")
     assert again.out.endswith(f"  python tiny.py --resume {run.folder}\n")
     assert everything(run.folder / "checkpoints") == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_before_training_ends_the_program_at_once(number, start):
-    run = start(spoil=lambda net: signal.raise_signal(number))
-    assert (run.code, run.error) == (128 + number, "tiny: interrupted\n")
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (signal.SIGINT, "no games after training: the run was interrupted"),
+        (signal.SIGTERM, "the games after training were cut short"),
+    ],
+)
+def test_an_interrupted_run_that_is_solved_stays_solved(
+    number, message, start, console, monkeypatch
+):
+    """Ctrl-C arrives while it solves the game, and SIGTERM in the games after training."""
+
+    def interrupted(states: torch.Tensor) -> NoReturn:
+        signal.raise_signal(number)
+        raise AssertionError("the signal was swallowed")
+
+    def play(rewards: list[float]) -> Iterator[list[Transitions]]:
+        """26 games, which end in the same step: the others find the run solved."""
+        for steps in stream(rewards):
+            yield [step._replace(episodes=step.episodes * 26) for step in steps]
+
+    def evaluated(run: Run) -> None:
+        assert curve(run.folder, "outcome/solved") == [(0, 1.0)]  # before the games
+        evaluate(interrupted, run)
+
+    def solved(engine: Engine, run: Run) -> None:
+        weakref.finalize(engine, print, "freed")
+        if number == signal.SIGINT:
+            signal.raise_signal(number)
+
+    monkeypatch.setenv("COLUMNS", "100")
+    run = start(play=play, on=PlayEvents.SOLVED, every=solved, reward=20, after=evaluated)
+    (*games, line, freed, _, last) = run.out.splitlines()
+    (reached,) = (n for n, told in enumerate(games) if told.startswith("avg_reward 17 after 780 "))
+    assert games[reached - 1].startswith("episode    53  reward   22")
+    assert games[reached - 1].endswith("  steps    10")  # a wide terminal has room for them
+    assert (run.code, line, freed) == (0, message, "freed")
+    assert last.split(", ", 1)[1] == "after 78 episodes, 780 frames and 10 updates"
+    events = read_events(run.folder)
+    assert "evaluation/reward" not in events.Tags()["scalars"]
+    assert "_hparams_/session_end_info" in events.summary_metadata
+
+
+@pytest.mark.parametrize(
+    ("fail", "code", "message"),
+    [
+        (Mock(side_effect=Failure("it broke")), 1, "failed: it broke"),
+        (lambda: signal.raise_signal(signal.SIGINT), 130, "interrupted"),
+        (lambda: signal.raise_signal(signal.SIGTERM), 143, "interrupted"),
+    ],
+)
+def test_a_run_that_ends_before_training_gives_its_memory_back(fail, code, message, start):
+    def spoil(net: Net) -> None:
+        net.refers = [net]  # as engine and handlers to each other
+        weakref.finalize(net, print, "freed")
+        fail()
+
+    run = start(spoil=spoil)
+    freed = run.out.splitlines()[-1]
+    assert (run.code, run.error, freed) == (code, f"tiny: {message}\n", "freed")
 
 
 def test_a_full_disk_under_what_is_printed_is_a_failure(start, monkeypatch):
-    with suppress(OSError), open("/dev/full", "w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        run = start()
-        assert (run.code, "No space left on device" in one_line(run.error)) == (1, True)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(os.open("/dev/full", os.O_WRONLY), "w"))
+    run = start()
+    with suppress(OSError):  # what it holds cannot be written
+        sys.stdout.close()
+    assert (run.code, "No space left on device" in one_line(run.error)) == (1, True)
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -225,39 +319,51 @@ def test_a_run_ends_as_it_should_when_nobody_reads_what_it_prints(closed, start,
     assert read_checkpoint(run.folder / "checkpoints" / "latest.pt")["progress"]["frames"] == 25
 
 
-def lines_on(terminal: int) -> tuple[list[str], list[str]]:
-    """All bars, and the lines on a terminal: what begins anew is written over what was there."""
-    text = b""
-    with suppress(OSError):  # all is read, and the other side is closed
-        while part := os.read(terminal, 65_536):
-            text += part
-    assert b"starting |" in text
-    assert b"nan" not in text
-    bars = [part.rstrip() for part in re.split("[\r\n]", text.decode()) if "|" in part]
-    shown = [""]
-    for line in text.decode().replace("\r\n", "\n").split("\n"):
-        shown.append("")
-        for over in line.split("\r"):
-            shown[-1] = shown[-1][:50] if over == "narrower" else over + shown[-1][len(over) :]
-    return bars, [line.rstrip() for line in shown]
-
-
 @pytest.mark.parametrize(("first", "goal"), [(-1.0, -0.9), (3.0, 3.0)])
 def test_the_bar_follows_what_ends_the_phase_first(first, goal, start, monkeypatch):
-    """The buffer is full, and then: the frame limit, or the goal."""
-    monkeypatch.setattr("lib.training.terminal.REFRESH_SECONDS", 0.0)
+    """The buffer is full, and then: the frame limit, or the goal. It is drawn 4 times a second."""
+    now = 0.0
+
+    def play(rewards: list[float]) -> Iterator[list[Transitions]]:
+        nonlocal now
+        for steps in stream(rewards):
+            now += len(steps) / 8  # of a second
+            yield steps
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(handlers, "LOG_EVERY", 10)
     monkeypatch.setattr(sys, "stderr", screen := Screen())
-    start("--max-frames", "90", "--stop-reward", str(goal), reward=first)
-    form = r"(filling|training) (\d+) [^|]*?(?:reward (\S+), goal \S+)? *\|[^|]*\|\s*(\d+)%"
-    bars = re.findall(form, screen.getvalue())
-    assert len(bars) >= 30
-    for phase, frames, average, percent in bars:
+    start("--stop-reward", str(goal), frames=90, reward=first, play=play)
+    form = (
+        r"(filling|training) (\d+)( of 20)? frames(, [\d,]+ FPS)?(?:, avg_reward (\S+), goal \S+)?"
+    )
+    bars = re.findall(form + r" *\|[^|]*\|\s*(\d+)%", screen.getvalue())
+    drawn = [int(frames) for _, frames, *_ in dict.fromkeys(bars)]
+    assert drawn == [*range(2, drawn[-1] + 1, 2)]
+    assert drawn[-1] == (40 if first < goal else 30)  # solved
+    for phase, frames, whole, fps, average, percent in bars:
         done = int(frames) / (20 if phase == "filling" else 90)
+        assert (bool(whole), bool(fps)) == (phase == "filling", int(frames) >= 30)  # 10 updates
         assert bool(average) == (phase == "training")
         if average:
             way = (float(average) - first) / (goal - first) if first < goal else 1.0
             done = max(done, way)
         assert int(percent) == pytest.approx(100 * done, abs=6)
+
+
+def test_slow_work_shows_its_time_unless_a_bar_is_there_and_leaves_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    before = {*threading.enumerate(), tqdm.monitor}
+    with suppress(KeyboardInterrupt), show_elapsed("compiling"):
+        assert capsys.readouterr().out == "compiling\n"
+        assert "\r00:00 (a minute or two the first time" in (shown := screen.getvalue())
+        with show_elapsed("part of it"):
+            assert screen.getvalue().count("a minute") == shown.count("a minute") + 1  # redrawn
+        raise KeyboardInterrupt
+    assert not screen.getvalue().split("\r")[-2].strip()
+    for clock in {*threading.enumerate()} - before - {tqdm.monitor}:
+        clock.join(60)
+        assert not clock.is_alive()
 
 
 def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
@@ -273,11 +379,21 @@ def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
         for name in ("stdout", "stderr"):
             monkeypatch.setattr(sys, name, stream)
         echoes = "^C"  # what a terminal shows of Ctrl-C
-        run = start("--max-frames", "45", every=narrow)
+        run = start(frames=45, every=narrow)
         monkeypatch.undo()
-    bars, shown = lines_on(terminal)
-    assert 80 >= len(bars[0]) > 50 >= len(bars[-1])
-    first, *lines = filter(None, shown)
+    text = b""
+    with suppress(OSError):  # all is read, and the other side is closed
+        while part := os.read(terminal, 65_536):
+            text += part
+    assert b"nan" not in text
+    bars = [part.rstrip() for part in re.split("[\r\n]", text.decode()) if "|" in part]
+    assert bars[0].startswith("starting |")
+    shown = []
+    for line in text.decode().replace("\r\n", "\n").split("\n"):
+        shown.append("")
+        for over in line.split("\r"):  # is written over what was there
+            shown[-1] = shown[-1][:50] if over == "narrower" else over + shown[-1][len(over) :]
+    first, *lines = filter(None, map(str.rstrip, shown))
     assert first == f"run folder {run.folder}"
     played = "after 4 episodes, 45 frames and 25 updates"
     assert re.fullmatch(rf"frame limit reached in 0:00:\d\d, {played}", lines[-1])
@@ -288,7 +404,7 @@ def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
 
 def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start, monkeypatch):
     """In each part the n-th frame takes 1 / n seconds, and an update an eighth of a second."""
-    now = 50.0
+    now, updates = 50.0, count(1)
 
     def wind(seconds: float) -> None:
         nonlocal now
@@ -299,8 +415,10 @@ def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start,
             wind(1 / number)
             yield steps
 
-    def begin(net: Net) -> None:
-        net.register_forward_hook(lambda *_: wind(1 / 8))
+    def learn(*_: object) -> None:
+        wind(1 / 8)
+        if next(updates) == 45:
+            interrupt()
 
     def after(frames: int, updates: int = 0) -> float:
         return sum(1 / number for number in range(1, frames + 1)) + updates / 8
@@ -314,105 +432,97 @@ def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start,
     monkeypatch.setattr("time.perf_counter", lambda: now)
     monkeypatch.setattr(handlers, "FILLING_EVERY", 8)
     monkeypatch.setattr(handlers, "LOG_EVERY", 15)
-    run = start("--max-frames", "65", play=play, spoil=begin)
+    begin = lambda net: net.register_forward_hook(learn)  # noqa: E731
+    run = start(play=play, spoil=begin)
     check("filling/time_passed", {8: after(8), 16: after(16)})
     check("filling/fps", {8: fps((0,), (8,)), 16: fps((8,), (16,))})
     check("filling/avg_fps", {8: fps((0,), (8,)), 16: fps((0,), (16,))})
     full, *laps = (20, 0), (34, 15), (49, 30), (64, 45)  # the first update follows frame 20
+    pace = [fps(*lap) for lap in pairwise([full, *laps])]
     check("train/time_passed", {lap[1]: after(*lap) for lap in laps})
-    check("train/fps", {15: fps(full, laps[0]), 30: fps(*laps[:2]), 45: fps(*laps[1:])})
+    check("train/fps", dict(zip((15, 30, 45), pace, strict=True)))
     check("train/avg_fps", {lap[1]: fps(full, lap) for lap in laps})
     games = [after(10 * game, max(0, 10 * game - 20)) for game in range(1, 7)]
     check("episodes/time_passed", dict(enumerate(games, start=1)))
-    check("outcome/minutes", {0: after(65, 45) / 60})
-    check("outcome/fps", {0: fps(full, (65, 45))})
+    check("outcome/minutes", {0: after(64, 45) / 60})
+    check("outcome/fps", {0: fps(full, (64, 45))})
     assert f"frame 20: filling ({fps((0,), full):.0f} FPS) made no updates" in run.out
-    told = [f"{fps(full, laps[0]):.0f} FPS", f"{fps(*laps[:2]):.0f} FPS"]
-    told = zip(["filling", "filling", "training", *told], games, strict=False)
-    lines = [f"{pace:>9}  0:00:{int(seconds):02}" for pace, seconds in told]
-    assert re.findall(r"frames +\d+  (.{9}  .{7})\n", run.out)[:5] == lines
+    told = [f"{pace[0]:.0f} FPS", *[f"{pace[1]:.0f} FPS"] * 2]
+    told = ["filling", "filling", "training", *told]
+    averages = accumulate(range(6), lambda average, reward: 0.98 * average + 0.02 * reward)
+    assert re.findall("episode  .*", run.out) == [
+        f"episode {n + 1:5}  reward {n:4}  avg {average:6.2f}  frames {10 * n + 10:9}  {pace:>9}  "
+        f"0:00:{int(seconds):02}"
+        for n, average, pace, seconds in zip(range(6), averages, told, games, strict=True)
+    ]
 
     wind(1_000)
-    resumed = ("--resume", str(run.folder), "--max-frames", "0")
-    again = start(*resumed, reward=1_000, play=play, spoil=begin)
-    seconds = after(65, 45) + after(10, 10)
+    again = start(of=run, frames=65, play=play)
+    assert ("training begins" in again.out, "was reached" in again.out) == (False, False)
+    check("outcome/seconds", {0: after(64, 45) + after(1)})
+    check("outcome/fps", {0: fps(full, (64, 45))})  # of training, though it made no update now
+    assert listed(run.folder)["max_frames"] == 65
+    wind(1_000)
+    again = start(of=run, frames=0, reward=1_000, play=play, spoil=begin)
+    seconds = after(64, 45) + after(1) + after(10, 10)
     assert f"avg_reward 17 after 75 frames and {seconds:.0f} seconds" in again.out
     assert "training begins at frame 65\n" in again.out
     assert f"solved in 0:00:{int(seconds)}, after 7 episodes, 75 frames" in again.out
     check("outcome/seconds", {0: seconds})
     check("outcome/reached_minutes", {0: seconds / 60})
-    check("outcome/fps", {0: 55 / (seconds - after(20))})
+    check("outcome/fps", {0: 54 / (seconds - after(20) - after(1))})
 
 
-def test_fps_are_those_of_training_if_a_resumed_run_ends_before_its_first_update(start):
-    updates = count(1)
-
-    def interrupt(*_: object) -> None:
-        if next(updates) == 10:
-            signal.raise_signal(signal.SIGINT)
-
-    run = start(spoil=lambda net: net.register_forward_hook(interrupt))
-    speed = read_checkpoint(run.folder / "checkpoints" / "latest.pt")["speed"]
-    again = start("--resume", str(run.folder), "--max-frames", "30")
-    assert (run.code, again.code) == (130, 0)
-    assert "training begins" not in again.out
-    (found,) = read_events(run.folder).Scalars("outcome/fps")
-    training = speed["training_frames"] / speed["training_seconds"]
-    assert found.value == pytest.approx(training, rel=1e-4)
-
-
-def test_a_checkpoint_is_on_the_disk_before_it_replaces_another(tmp_path, monkeypatch):
-    file, seen, fsync = tmp_path / "latest.pt", [], os.fsync
-
-    def watch(descriptor: int) -> None:
-        assert Path(f"/proc/self/fd/{descriptor}").readlink().name == "latest.tmp"
-        seen.append(everything(tmp_path).keys() - {str(file.with_suffix(".tmp"))})
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", watch)
-    for number in range(3):
-        write_checkpoint(file, {"settings": number})
-    previous = tmp_path / "previous.pt"
-    assert seen == [set(), {str(file)}, {str(file), str(previous)}]
-    assert [read_checkpoint(path)["settings"] for path in (file, previous)] == [2, 1]
-
-
-def test_what_a_checkpoint_counts_of_the_curves_is_on_the_disk_before(start, monkeypatch):
-    synced, counted, fsync = {}, [], os.fsync
+def test_a_checkpoint_and_what_it_counts_are_on_the_disk_before_it_replaces_another(
+    start, monkeypatch
+):
+    synced, seen, flushed, fsync, flush = {}, [], [], os.fsync, SummaryWriter.flush
 
     def note(descriptor: int) -> None:
         fsync(descriptor)
         file = Path(f"/proc/self/fd/{descriptor}").readlink()
         synced[file.name] = os.fstat(descriptor).st_size
         if file.name == "latest.tmp":
-            progress = read_checkpoint(file)["progress"]
-            assert progress["events"].items() <= synced.items()
-            assert len(curve(file.parent.parent, "episodes/reward")) == progress["episodes"]
-            counted.append(progress["episodes"])
+            assert flushed  # so that no point still waits to be written
+            flushed.clear()
+            new = read_checkpoint(file)["progress"]
+            assert new["events"].items() <= synced.items()
+            assert len(curve(file.parent.parent, "episodes/reward")) == new["episodes"]
+            others = {old: read_checkpoint(old)["progress"] for old in file.parent.glob("[lp]*.pt")}
+            frames = {old.stem: progress["frames"] for old, progress in others.items()}
+            seen.append(frames | {"new": new["frames"]})
 
     monkeypatch.setattr(os, "fsync", note)
-    start("--max-frames", "45")
-    assert counted == [2, 3, 4]
+    monkeypatch.setattr(SummaryWriter, "flush", lambda writer: flushed.append(flush(writer)))
+    start(frames=45)
+    assert seen == [
+        {"new": 29}, {"latest": 29, "new": 39}, {"previous": 29, "latest": 39, "new": 45}
+    ]  # fmt: skip
 
 
-def test_a_resumed_run_logs_each_point_once_and_adds_nothing_to_a_file_that_lost_its_end(start):
-    run = start("--max-frames", "45")
+def test_a_resumed_run_logs_each_point_once_and_adds_nothing_to_a_file_that_lost_its_end(
+    start, monkeypatch
+):
+    """Its clock is behind that of the machine where it began, and TensorBoard sorts by time."""
+    now = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now() + 1_000)
+        run = start(frames=45)
     (file,) = run.folder.glob("events.out.tfevents.[1-9]*")
-    resumed = ("--resume", str(run.folder), "--max-frames")
     for every in ("0", "10"):  # the first part saves nothing
-        assert start(*resumed, "60", "--checkpoint-every", every).code == 0
+        assert start("--checkpoint-every", every, of=run, frames=65).code == 0
         kept = read_checkpoint(run.folder / "checkpoints" / "latest.pt")["progress"]["frames"]
-        assert kept == (60 if int(every) else 45)
+        assert kept == (65 if int(every) else 45)
     points = [point[:2] for point in curves(run.folder)]
     assert len(points) == len({*points})
+    assert [step for tag, step in points if tag == "episodes/reward"] == [1, 2, 3, 4, 5, 6]
     file.write_bytes(shorter := file.read_bytes()[:-100])
-    assert start(*resumed, "70").code == 0
+    assert start(of=run, frames=75).code == 0
     assert file.read_bytes() == shorter
 
 
 def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(start):
-    run = start("--max-frames", "45")
-    resumed = ("--resume", str(run.folder), "--max-frames", "45")
+    run = start(frames=45)
     contents = {file: file.read_bytes() for file in run.checkpoints()}
     for damaged in (
         lambda content: b"",
@@ -422,13 +532,13 @@ def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(start):
         for file, content in contents.items():
             file.write_bytes(damaged(content))
         before = everything(run.folder)
-        again = start(*resumed)
+        again = start(of=run, frames=45)
         assert again.code == 2
         assert "latest.pt is damaged" in one_line(again.error)
         assert everything(run.folder) == before
 
     file.write_bytes(content)  # of previous.pt, the last one
-    again = start(*resumed)
+    again = start(of=run, frames=45)
     assert again.code == 0, again.error
     assert "resumed after 39 frames, 20 updates" in again.out
     assert "previous.pt takes its place" in again.out
@@ -436,31 +546,32 @@ def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(start):
     assert updates == [25, 25, 20]  # the damaged one is none of them
 
 
-def test_a_run_that_cannot_be_resumed_keeps_its_curves(start):
-    run = start("--max-frames", "250", "--checkpoint-every", "200")
-    whole = curves(run.folder)
-    assert ("outcome/frames", 0, 250.0) in whole
-    again = start("--resume", str(run.folder), "--max-frames", "300", other=nn.Linear(1, 1))
+def test_a_run_that_cannot_be_resumed_keeps_its_curves_and_settings(start):
+    run = start("--checkpoint-every", "200", frames=250)
+    told = lambda: (curves(run.folder), listed(run.folder))  # noqa: E731
+    whole = told()
+    assert ("outcome/frames", 0, 250.0) in whole[0]
+    again = start(of=run, frames=300, other=nn.Linear(1, 1))
     assert again.code == 1
     assert "has no other: an earlier version saved it" in one_line(again.error)
     assert "resume it with" not in again.out
-    assert curves(run.folder) == whole
+    assert told() == whole
     file = run.folder / "checkpoints" / "latest.pt"
     kept = read_checkpoint(file)
     for part in ("optimizer", "buffer", "speed"):
         write_checkpoint(file, kept | {part: {}})
-        again = start("--resume", str(run.folder), "--max-frames", "300")
+        again = start(of=run, frames=300)
         assert again.code == 1
         assert "an earlier version saved it" in one_line(again.error)
-        assert curves(run.folder) == whole
+        assert told() == whole
     write_checkpoint(file, kept)
-    assert start("--resume", str(run.folder), "--max-frames", "300").code == 0
+    assert start(of=run, frames=300).code == 0
     points = [point for point in curves(run.folder) if point[0] == "outcome/frames"]
     assert points == [("outcome/frames", 0, 300.0)]
 
 
 def test_what_cannot_be_resumed_is_refused(start, ends):
-    run = start("--max-frames", "45")
+    run = start(frames=45)
     place = run.folder / "checkpoints"
     kept = read_checkpoint(place / "latest.pt")
     main = lambda: launch(None, ReplayOptions, "")  # noqa: E731
@@ -481,6 +592,7 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
     for age, other in enumerate(runs):
         (other / "checkpoints").mkdir(parents=True, exist_ok=True)
         os.utime(other / "checkpoints", (0, 1_000 - age))
+    (place.parent.parent / "other-pong" / "checkpoints").mkdir(parents=True)  # another rung's
     several = ends(main, "tiny.py", "--resume", place.parent.parent)
     assert (several.code, several.out) == (2, "")
     assert several.error.splitlines()[1:] == [f"  {other}" for other in runs[:5]]  # the newest
@@ -498,67 +610,45 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
         assert message in refused()
 
 
-def interrupt(*_: object) -> None:
-    """As Slurm does some time before it kills, if it is asked to."""
-    signal.raise_signal(signal.SIGUSR1)
-
-
-def test_a_limit_stays_until_it_was_reached(start):
-    run = start("--max-frames", "45", every=interrupt)
-    again = start("--resume", str(run.folder))
-    assert (run.code, again.code) == (138, 0)
-    assert "frame limit reached" in again.out
-    last = start("--resume", str(run.folder), every=interrupt)
-    assert (last.code, "--max-frames 45 was reached: no limit now" in last.out) == (138, True)
-
-
 def test_a_run_may_move_to_another_device(start):
-    run = start("--max-frames", "45")
+    run = start(frames=45)
     place = run.folder / "checkpoints" / "latest.pt"
     kept = read_checkpoint(place)
     kept["settings"]["hyperparameters"] |= {"device": "cuda:98", "cuda": True}
     kept["progress"]["device_random"] = torch.zeros(16, dtype=torch.uint8)
     write_checkpoint(place, kept)
-    resumed = ("--resume", str(run.folder), "--max-frames", "80")
-    refused = start(*resumed)
+    refused = start(of=run, frames=80)
     assert (refused.code, "--device cpu resumes" in one_line(refused.error)) == (2, True)
-    again = start(*resumed, "--device", "cpu")
+    again = start("--device", "cpu", "--run-dir", run.folder.parent, of=run, frames=80)
     assert (again.code, "moved from cuda:98 to cpu" in again.out) == (0, True)
 
 
-def test_a_resumed_run_follows_in_tensorboard_if_its_clock_is_behind(start, monkeypatch):
-    now = time.time
-    monkeypatch.setattr(time, "time", lambda: now() + 1_000)
-    run = start("--max-frames", "45")
-    monkeypatch.setattr(time, "time", now)
-    assert start("--resume", str(run.folder), "--max-frames", "85").code == 0
-    games = [step for tag, step, _ in curves(run.folder) if tag == "episodes/reward"]
-    assert games == [*range(1, 9)]
-
-
 def test_a_resumed_run_reaches_another_goal_anew(start):
-    run = start("--stop-reward", "0.05")
-    kept = {file.stem: "buffer" in read_checkpoint(file) for file in run.checkpoints()}
-    assert kept == {"best": False, "latest": True, "previous": True, "solved": False}
+    run = start("--stop-reward", "0.05", experience=nn.Linear(1, 1))
+    parts = {
+        file.stem: {"buffer", "experience"} & read_checkpoint(file).keys()
+        for file in run.checkpoints()
+    }
+    assert [*map(len, parts.values())] == [0, 2, 2, 0], parts  # an agent needs neither
     (reached,) = (point for point in curves(run.folder) if point[0] == "outcome/reached_frames")
     assert reached[2] == 30
     (run.folder / "checkpoints" / "solved.pt").write_bytes(b"")  # damaged, and not needed
-    again = start("--resume", str(run.folder), "--stop-reward", "0.15")
+    again = start("--stop-reward", "0.15", of=run)
     assert "solved.pt is damaged" in again.out
     assert "avg_reward 0.15 after 70 frames" in again.out
     kept = [file.stem for file in again.checkpoints()]
     assert kept == ["best", "latest", "previous", "solved-0.05", "solved"]
     for goal in ((), ("--stop-reward", "0.15"), ("--stop-reward", "0.1")):
-        error = one_line(start("--resume", str(run.folder), *goal).error)
+        error = one_line(start(*goal, of=run).error)
         assert "solved: watch it with play.py, or train on with a --stop-reward above 0.15" in error
-    more = ("--stop-reward", "1000", "--max-frames", "90")
-    assert start("--resume", str(run.folder), *more).code == 0
+    assert start("--stop-reward", "1000", of=run, frames=90).code == 0
     assert "outcome/reached_frames" not in {tag for tag, *_ in curves(run.folder)}
 
 
 def test_a_run_is_resumed_while_its_buffer_fills(start):
-    run = start("--max-frames", "15")
-    again = start("--resume", str(run.folder), "--max-frames", "45", reward=7)
+    run = start(frames=15)
+    assert [file.stem for file in run.checkpoints()] == ["latest"]  # the best agent has learned
+    again = start(of=run, frames=45, reward=7)
     assert again.code == 0, again.error
     assert "nan" not in run.out  # it has no FPS
     assert "training begins at frame 20: filling (" in again.out
@@ -570,20 +660,22 @@ def test_a_run_is_resumed_while_its_buffer_fills(start):
 
 def test_hparams_follow_what_changes_when_a_run_is_resumed(start):
     left_out = lambda net: fallbacks.append("the update: no g++")  # noqa: E731
-    run = start("--max-frames", "45", "--threads", "3", spoil=left_out)
-    assert " threads 3," in run.out
+    run = start("--threads", "3", "--amp", frames=45, spoil=left_out)
+    assert re.search("tiny in bfloat16 autocast on device cpu.* threads 3,", run.out, re.DOTALL)
     found = listed(run.folder)
     assert (found["script"], found["threads"], found["max_frames"]) == ("tiny", 3, 45)
     assert (found["left_out"], found["torch"]) == ("the update: no g++", torch.__version__)
-    assert start("--resume", str(run.folder), "--max-frames", "60", "--seed", "3").code == 2
+    assert start("--seed", "3", of=run, frames=60).code == 2
     assert listed(run.folder) == found
-    assert start("--resume", str(run.folder), "--max-frames", "60").code == 0
+    again = start(of=run, frames=60)
+    assert (again.code, "was reached" in again.out) == (0, False)
     changed = {"max_frames": 60, "resume": str(run.folder), "run_dir": "runs", "left_out": ""}
     assert listed(run.folder) == found | changed
 
 
 def test_a_run_that_is_alive_cannot_be_resumed(start):
     def resume(engine: Engine, run: Run) -> None:
+        assert run.checkpoint is None  # its buffer would take the memory twice
         run.tensorboard.writer.flush()  # else its thread may write at any time
         before = everything(run.folder)
         with pytest.raises(CheckpointError, match="is in use"):
@@ -592,8 +684,8 @@ def test_a_run_that_is_alive_cannot_be_resumed(start):
         tried.append(run.folder)
 
     tried: list[Path] = []
-    run = start("--max-frames", "50", every=resume)
-    again = start("--resume", str(run.folder), "--max-frames", "80", every=resume)
+    run = start(frames=50, every=resume)
+    again = start(of=run, frames=80, every=resume)
     assert (run.code, again.code) == (0, 0), again.error
     assert len(tried) == 6 + 6
 
@@ -601,11 +693,11 @@ def test_a_run_that_is_alive_cannot_be_resumed(start):
 def test_a_file_system_without_locks_is_told_and_used(start, monkeypatch):
     refuse = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     monkeypatch.setattr(FileLock, "acquire", refuse)
-    run = start("--max-frames", "45")
+    run = start(frames=45)
     assert (run.code, run.error) == (0, "")
     assert run.out.startswith("this file system has no locks: do not resume a run before it has")
     refuse.side_effect = OSError(errno.EIO, "Input/output error")
-    again = start("--resume", str(run.folder))
+    again = start(of=run)
     assert (again.code, "--resume: [Errno 5]" in one_line(again.error)) == (2, True)
 
 
@@ -620,7 +712,7 @@ def test_only_cores_that_others_use_are_told_and_left_to_them(start, monkeypatch
         monkeypatch.setattr(torch, "get_num_threads", lambda most=most: most)
         monkeypatch.setattr(launching, "free_cores", lambda free=free: free)
         monkeypatch.setattr(torch, "set_num_threads", Mock())
-        run = start("--max-frames", "25", *flags)
+        run = start(*flags, frames=25)
         assert torch.set_num_threads.call_args_list[0].args == (threads,)
         assert (f"{free} of 4 cores free" in run.out) == told
         shutil.rmtree(run.folder)
@@ -628,24 +720,28 @@ def test_only_cores_that_others_use_are_told_and_left_to_them(start, monkeypatch
 
 def test_a_run_leaves_a_notebook_as_it_was(start, monkeypatch):
     """Standard output has no ``reconfigure`` there, and a cell may run in a thread."""
+    matmul = torch.backends.cuda.matmul
 
     def state() -> list[object]:
         handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)]
-        switches = [torch.get_num_threads(), torch.full((), 1e-39).mul(1).item()]
+        switches = [torch.get_num_threads(), torch.full((), 1e-39).mul(1).item(), matmul.allow_tf32]
         heard = logging.getLogger("ignite.engine.engine.Engine").isEnabledFor(logging.ERROR)
         return [*handlers, *switches, threading.excepthook, heard]
 
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     torch.set_num_threads(2)
     before, runs, compiled = state(), list[Ended](), list[object]()
-    stance = lambda *_: torch.compiler.set_stance("force_eager")  # noqa: E731, a run sets one, too
-    run = start("--max-frames", "45", "--threads", "1", every=stance)
+
+    def switch(*_: object) -> None:
+        torch.compiler.set_stance("force_eager")
+        matmul.allow_tf32 = True  # as with a GPU
+
+    run = start("--threads", "1", frames=45, every=switch)
     assert (run.code, state()) == (0, before)
     backend = lambda graph, _: compiled.append(graph) or graph  # noqa: E731
     torch.compile(lambda x: -x, backend=backend)(torch.ones(1))
     assert compiled
-    resume = ("--resume", str(run.folder), "--max-frames", "60")
-    thread = threading.Thread(target=lambda: runs.append(start(*resume)))
+    thread = threading.Thread(target=lambda: runs.append(start(of=run, frames=60)))
     thread.start()
     thread.join()
     assert (runs[0].code, state()) == (0, before)

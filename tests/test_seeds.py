@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 from lib.envs.experience import ExperienceSource
 from lib.envs.gpu_vector_env import TensorVectorEnv
@@ -24,18 +25,14 @@ from gymnasium.spaces import Box, Discrete
 GAMES, PONG = 16, Preprocessing("PongNoFrameskip-v4")
 
 
-class Games:
-    """A vector environment that says how it was seeded, and is never stepped."""
-
-    num_envs, single_action_space = GAMES, Discrete(6)
-    single_observation_space = Box(0, 255, (1, 84, 84), np.uint8)
-
-    def __init__(self, zeros: Callable[..., Any]) -> None:
-        self.zeros = zeros
-
-    def reset(self, *, seed: np.ndarray) -> tuple[Any, dict]:
-        self.seeds = seed.tolist()
-        return self.zeros((GAMES, 1, 84, 84)), {}
+def unplayed(zeros: Callable[..., Any]) -> Mock:
+    """A vector environment that is never stepped, and says how it was seeded."""
+    spaces = {"single_observation_space": Box(0, 255, (1, 84, 84), np.uint8)}
+    spaces["single_action_space"] = Discrete(6)
+    reset = Mock(return_value=(zeros((GAMES, 1, 84, 84)), {}))
+    return Mock(
+        num_envs=GAMES, reset=reset, seeds=lambda: reset.call_args[1]["seed"].tolist(), **spaces
+    )
 
 
 def first_state(part: Exploration | EpsilonGreedyAgent | ReplayBuffer) -> int:
@@ -53,8 +50,8 @@ def test_runs_share_no_games_and_no_random_numbers(monkeypatch) -> None:
         assert resumed_seed(seed, 0) == seed
         resumed += [resumed_seed(seed, frames) for frames in (1, 2)]
         for each in (seed, *resumed):  # a run, resumed ones, and its players on a cluster
-            StackedVectorEnv(games := Games(np.zeros), PONG, each).states  # noqa: B018, games begin
-            seeds += games.seeds
+            StackedVectorEnv(games := unplayed(np.zeros), PONG, each).states  # noqa: B018, games begin
+            seeds += games.seeds()
             agent = EpsilonGreedyAgent(Exploration, 6, epsilon, seed=each)
             streams += [first_state(agent), first_state(ReplayBuffer(1, (1, 1, 1), seed=each))]
             assert first_state(Exploration(6, epsilon, each)) == first_state(agent)
@@ -65,8 +62,8 @@ def test_runs_share_no_games_and_no_random_numbers(monkeypatch) -> None:
     assert len(set(streams)) == len(streams) == 100 * 7 * 2
     assert SEED + 1_000 < min(seeds) <= max(seeds) < 2**31  # none is for the games after training
     # Other rungs' games are those of their run, too.
-    TensorVectorEnv(GAMES, PONG, seed, rollout=1).reset(there := Games(torch.zeros))
+    TensorVectorEnv(GAMES, PONG, seed, rollout=1).reset(there := unplayed(torch.zeros))
     source = ExperienceSource([gym.make(PONG.env) for _ in range(GAMES)], agent, seed, steps=0)
     next(iter(source))
-    assert there.seeds == [game["seed"] for game in source.state_dict()["games"]]
-    assert set(there.seeds) < set(seeds)
+    assert there.seeds() == [game["seed"] for game in source.state_dict()["games"]]
+    assert set(there.seeds()) < set(seeds)

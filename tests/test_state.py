@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -31,23 +31,7 @@ import torch
 from helpers import SIZE, STACK, Games, play_messages, small
 from torch.utils._pytree import tree_leaves
 
-Part = tuple[Any, Callable[[int], Any]]  # an object, and what uses it for the n-th time
 CPU, EPSILON = torch.device("cpu"), LinearSchedule(0.0, 1.0, 100)
-
-
-def agent() -> Part:
-    agent = EpsilonGreedyAgent(lambda states: states[:, 0, 0], 4, EPSILON)
-    return agent, lambda n: agent(np.eye(4, dtype=np.uint8)[:, None, None])
-
-
-def exploration() -> Part:
-    explore = Exploration(4, EPSILON)
-    return explore, lambda n: explore(torch.zeros(9), 50)
-
-
-def win_rate() -> Part:
-    share = WinRate()
-    return share, lambda n: (share.add(n, 1), share(0))
 
 
 @cache
@@ -58,48 +42,38 @@ def experience(kind: type) -> list[Any]:
     return list(islice(VectorExperienceSource(Games(3), lambda states: np.arange(3)), 1, 9))
 
 
-def buffer(kind: type) -> Part:
-    buffer = (
-        kind(18, (STACK, *SIZE)) if kind is not MessageReplayBuffer else kind(90, (STACK, *SIZE))
-    )
-
-    def play(n: int) -> Any:
-        buffer.extend(experience(kind)[n])
-        torch.manual_seed(n)
-        return buffer.sample(20)
-
-    return buffer, play
+def use_buffer(buffer: Any, n: int) -> Any:
+    buffer.extend(experience(type(buffer))[n])
+    torch.manual_seed(n)
+    return buffer.sample(20)
 
 
-def weights(kind: type) -> Part:
+def make_weights(kind: type) -> Any:
     torch.manual_seed(0)
     net = kind(small(), torch.bfloat16, 1e-2, float32_layers=("fc.2",))
     if kind is AveragedWeights:
         net.ema_step.fill_(0.3)
-
-    def play(n: int) -> Any:
-        torch.manual_seed(n)
-        net.adam({name: torch.randn(copy.shape) for name, copy in net.compute.items()})
-        return [net.compute, net.weights, getattr(net, "ema_compute", ())]
-
-    return net, play
+    return net
 
 
-def experience_source() -> Part:
-    envs = [wrap_deepmind(make_atari("PongNoFrameskip-v4")) for _ in range(2)]
-    steps = iter(source := ExperienceSource(envs, lambda states: [2, 3]))
-    return source, lambda n: next(steps)
+def use_weights(net: Any, n: int) -> Any:
+    torch.manual_seed(n)
+    net.adam({name: torch.randn(copy.shape) for name, copy in net.compute.items()})
+    return [net.compute, net.weights, getattr(net, "ema_compute", ())]
 
 
-def average_loss() -> Part:
-    engine, loss = SimpleNamespace(state=SimpleNamespace()), AverageLoss()
+class Played(ExperienceSource):
+    """Two games of Pong, whose steps are drawn one by one."""
 
-    def play(n: int) -> float:
-        engine.state.output = torch.tensor(float(n))
-        loss.add(engine)
-        return loss.compute() if n != 4 else 0.0
+    def __init__(self) -> None:
+        envs = [wrap_deepmind(make_atari("PongNoFrameskip-v4")) for _ in range(2)]
+        super().__init__(envs, lambda states: [2, 3])
+        self.steps_of_all = iter(self)
 
-    return loss, play
+
+def use_loss(loss: AverageLoss, n: int) -> float:
+    loss.add(SimpleNamespace(state=SimpleNamespace(output=torch.tensor(float(n)))))
+    return loss.compute() if n != 4 else 0.0
 
 
 class SixGames:
@@ -113,42 +87,46 @@ class SixGames:
         return frames, (actions - 2).astype(np.int32), actions == 4, actions == 5, {}
 
 
-def tensor_env() -> Part:
+def make_envs() -> TensorVectorEnv:
     envs = TensorVectorEnv(6, Preprocessing("Pong"), 0, rollout=2)
     envs.reset(SixGames())
-
-    def play(n: int) -> Any:
-        step = envs.step((torch.arange(6) * n + 1) % 6)
-        return step, envs.states.clone(), () if n in (3, 4, 5) else envs.report()
-
-    return envs, play
+    return envs
 
 
-def rollout() -> Part:
-    rollout = Rollout(2, (6, 1, 1, 1), 0.9, 0.5)
-
-    def play(n: int) -> Any:
-        states, actions = torch.full((6, 1, 1, 1), n, dtype=torch.uint8), torch.arange(6) + n
-        torch.manual_seed(n)
-        rollout.record_choice(states, actions.float(), actions)
-        rollout.record_outcome(actions % 3 - 1.0, actions == 4)
-        if n % 2:
-            rollout.finish(actions.float() / 2)
-        return rollout.sample(5)
-
-    return rollout, play
+def use_envs(envs: TensorVectorEnv, n: int) -> Any:
+    step = envs.step((torch.arange(6) * n + 1) % 6)
+    return step, envs.states.clone(), () if n in (3, 4, 5) else envs.report()
 
 
-BUFFERS = ReplayBuffer, DeviceReplayBuffer, MessageReplayBuffer
-MAKE: dict[type, Callable[[], Part]] = {
-    **{kind: partial(buffer, kind) for kind in BUFFERS},
-    **{kind: partial(weights, kind) for kind in (MixedWeights, AveragedWeights)},
-    **{EpsilonGreedyAgent: agent, Exploration: exploration, WinRate: win_rate},
-    **{ExperienceSource: experience_source, AverageLoss: average_loss},
-    **{TensorVectorEnv: tensor_env, Rollout: rollout},
+def use_rollout(rollout: Rollout, n: int) -> Any:
+    states, actions = torch.full((6, 1, 1, 1), n, dtype=torch.uint8), torch.arange(6) + n
+    torch.manual_seed(n)
+    rollout.record_choice(states, actions.float(), actions)
+    rollout.record_outcome(actions % 3 - 1.0, actions == 4)
+    if n % 2:
+        rollout.finish(actions.float() / 2)
+    return rollout.sample(5)
+
+
+STATES = np.eye(4, dtype=np.uint8)[:, None, None]
+# For each class, what makes an object, and what uses it for the n-th time.
+PARTS: dict[type, tuple[Callable[[], Any], Callable[[Any, int], Any]]] = {
+    ReplayBuffer: (lambda: ReplayBuffer(18, (STACK, *SIZE)), use_buffer),
+    DeviceReplayBuffer: (lambda: DeviceReplayBuffer(18, (STACK, *SIZE)), use_buffer),
+    MessageReplayBuffer: (lambda: MessageReplayBuffer(90, (STACK, *SIZE)), use_buffer),
+    MixedWeights: (lambda: make_weights(MixedWeights), use_weights),
+    AveragedWeights: (lambda: make_weights(AveragedWeights), use_weights),
+    EpsilonGreedyAgent: (
+        lambda: EpsilonGreedyAgent(lambda states: states[:, 0, 0], 4, EPSILON),
+        lambda agent, n: agent(STATES),
+    ),
+    Exploration: (lambda: Exploration(4, EPSILON), lambda part, n: part(torch.zeros(9), 50)),
+    WinRate: (WinRate, lambda share, n: (share.add(n, 1), share(0))),
+    ExperienceSource: (Played, lambda source, n: next(source.steps_of_all)),
+    AverageLoss: (AverageLoss, use_loss),
+    TensorVectorEnv: (make_envs, use_envs),
+    Rollout: (lambda: Rollout(2, (6, 1, 1, 1), 0.9, 0.5), use_rollout),
 }
-
-
 # Bases, and what keeps the numbers of an engine.
 OTHERS = EpsilonGreedy, ReplayRings, Speed, RunProgress
 
@@ -171,14 +149,15 @@ def assert_same(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("kind", kinds_with("load_state_dict"))
 def test_what_is_saved_and_loaded_goes_on_as_what_was_there(kind: type, tmp_path) -> None:
-    (part, play), (other, play_other) = MAKE[kind](), MAKE[kind]()
+    make, play = PARTS[kind]
+    part, other = make(), make()
     for n in range(5):
-        play(n)
+        play(part, n)
     state = part.state_dict()
     torch.save(state, tmp_path / "state.pt")
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     for n in range(5, 8):
-        assert_same(play(n), play_other(n))
+        assert_same(play(part, n), play(other, n))
     if not issubclass(kind, MixedWeights):  # whose state is made of views
         assert_same(state, torch.load(tmp_path / "state.pt", weights_only=True))
 
@@ -186,11 +165,12 @@ def test_what_is_saved_and_loaded_goes_on_as_what_was_there(kind: type, tmp_path
 @pytest.mark.parametrize("kind", kinds_with("changing"))
 def test_what_was_only_tried_changes_nothing(kind: type) -> None:
     """As before a CUDA graph is captured: ``changing`` has all that later calls depend on."""
-    (part, play), (_, play_other) = MAKE[kind](), MAKE[kind]()
+    make, play = PARTS[kind]
+    part, other = make(), make()
     for n in (1, 2):
-        assert_same(play(n), play_other(n))
+        assert_same(play(part, n), play(other, n))
     with unchanged(CPU, part.changing):
         for n in (3, 4, 5):
-            play(n)
+            play(part, n)
     for n in (6, 7, 8):
-        assert_same(play(n), play_other(n))
+        assert_same(play(part, n), play(other, n))

@@ -197,7 +197,7 @@ def changed(params: Options) -> list[str]:
 
     Leave out those that may change on ``--resume``, and those that make the name too long.
     """
-    usual = replace(type(params)(), device=params.device, cuda=params.cuda, amp=params.amp)
+    usual = replace(type(params)(), device=params.device, amp=params.amp)
     usual, parts = usual.resolved(), list[str]()
     for entry in reversed(fields(params)):  # the rung's own come first
         value, name = getattr(params, entry.name), shortened(entry.name)
