@@ -118,7 +118,7 @@ def compare_frames(player: Player, frames: int, ram: dict[int, int] | None = Non
 def compare_steps(player: Player, steps: int, games: int, seed: int, **settings: Any) -> Counter:
     """Compare games step by step, across their ends; returns how many ended, and were cut short."""
     tally: Counter = Counter()
-    own = PongVectorEnv(games, seed=seed, threads=1, **settings)
+    own = PongVectorEnv(games, seed=seed, threads=2, **settings)
     ale = ale_games(games, **settings)
     compare_results(f"{settings}, reset", ale.reset(seed=seed), own.reset())
     for step in range(steps):

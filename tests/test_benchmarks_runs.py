@@ -1,12 +1,12 @@
 """The programs that the benchmarks start and end, and what they measure."""
 
-import csv
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,12 +20,11 @@ from benchmarks.report import commit
 
 import pytest
 import torch
+from conftest import ROOT, read_csv
 from fake_gpu import NAME, in_place_of_cuda
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-
-ROOT = Path(__file__).parent.parent
 
 
 def test_a_real_run_is_recorded_and_not_repeated(tmp_path, capfd, monkeypatch) -> None:
@@ -62,10 +61,8 @@ def test_a_changed_file_makes_a_commit_dirty(tmp_path, monkeypatch) -> None:
 def test_a_rung_is_taken_apart(tmp_path, capsys) -> None:
     command = ["breakdown", "03", "--updates", "5", "--out", str(tmp_path)]
     assert main([*command, "--", "--batch-size", "2"]) == 0
-    with open(tmp_path / "breakdown.csv", newline="") as file:
-        found = {
-            (row["who"], row["part"]): float(row["ms per frame"]) for row in csv.DictReader(file)
-        }
+    rows = read_csv(tmp_path / "breakdown.csv")
+    found = {(row["who"], row["part"]): float(row["ms per frame"]) for row in rows}
     shared, player = {"waiting", REST}, {"environment", "wrappers", "choosing actions", "sending"}
     learner = {"storing", "sampling", "forward", "backward", "optimizer", "update"}
     learner |= {"logging and handlers"}
@@ -229,19 +226,6 @@ def test_a_picture_of_gains_cuts_no_text_and_shows_no_panel_without_gains(tmp_pa
     plt.close(figures[0])
 
 
-def measured_ways(part: str, folder: Path) -> dict[str, list[str]]:
-    """The ways of a part of ``techniques`` by what was told of them: figures, or why not."""
-    flags = "--repeats 1 --milliseconds 1 --batch-size 2 --envs 2 --transitions 60"
-    assert main(["techniques", "--only", part, *flags.split(), "--out", str(folder)]) == 0
-    (file,) = folder.glob("techniques-*.csv")
-    found = defaultdict(list)
-    for row in csv.DictReader(file.read_text().splitlines()):
-        figure = re.fullmatch(r"[\d,]+\.\d{3}", row["measured"])
-        found["measured" if figure and row["gain"] else row["measured"]].append(row["way"])
-    assert file.with_suffix(".png").stat().st_size > 10_000
-    return found
-
-
 # Part -> ways that are measured on a CPU, and ways that need a GPU.
 WAYS = {"device": (3, 3), "environments": (6, 0), "compilation": (6, 2), "precision": (6, 6)}
 WAYS |= {"collection": (3, 0), "memory": (8, 0), "copies": (0, 6), "profiler": (4, 0)}
@@ -249,28 +233,30 @@ WAYS |= {"details": (9, 0), "calls": (4, 1)}
 
 
 @pytest.mark.usefixtures("console")
-@pytest.mark.parametrize("part", techniques.PARTS)
+@pytest.mark.parametrize("part", [*techniques.PARTS, "calls gpu", "compilation gpu", "copies gpu"])
 def test_each_technique_is_measured_or_says_why_not(part, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda net: net)
-    ways = measured_ways(part, tmp_path)
-    assert (len(ways.pop("measured", ())), len(ways.pop("not run: no GPU here", ()))) == WAYS[part]
-    assert not ways
-
-
-@pytest.mark.parametrize("part", ["calls", "compilation", "copies"])
-def test_on_a_gpu_all_ways_are_measured(part, tmp_path, monkeypatch) -> None:
-    with in_place_of_cuda():
-        monkeypatch.setattr(techniques, "chosen_device", lambda cuda: torch.device(NAME))
-        ways = measured_ways(part, tmp_path)
-    assert [*ways] == ["measured"], ways
+    part, *gpu = part.split()
+    command = f"techniques --only {part} --repeats 1 --milliseconds 1 --batch-size 2 --envs 2"
+    with in_place_of_cuda() if gpu else nullcontext():
+        if gpu:
+            monkeypatch.setattr(techniques, "chosen_device", lambda cuda: torch.device(NAME))
+        assert main([*command.split(), "--transitions", "60", "--out", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("techniques-*.csv")
+    found = Counter()
+    for row in read_csv(file):
+        figure = re.fullmatch(r"[\d,]+\.\d{3}", row["measured"])
+        found["" if figure and row["gain"] else row["measured"]] += 1
+    measured, left_out = (sum(WAYS[part]), 0) if gpu else WAYS[part]
+    assert found == Counter({"": measured, "not run: no GPU here": left_out})
+    assert file.with_suffix(".png").stat().st_size > 10_000
 
 
 @pytest.mark.usefixtures("console")
 def test_the_emulator_plays_beside_ale(tmp_path) -> None:
     flags = ["--games", "1", "2", "--rounds", "1", "--milliseconds", "1", "--out", str(tmp_path)]
     assert main(["emulator", *flags]) == 0
-    with open(tmp_path / "emulator.csv", newline="") as file:
-        rows = list(csv.reader(file))[1:5]
+    rows = [row.values() for row in read_csv(tmp_path / "emulator.csv")][:4]
     who, threads, one_game, two_games = zip(*rows, strict=True)
     assert who == ("this emulator",) * 2 + ("AtariVectorEnv",) * 2
     assert (threads, one_game[1::2]) == (("1", "2") * 2, ("", ""))  # a thread has a game at least

@@ -1,6 +1,5 @@
 """The table and its chart, from event files with known answers."""
 
-import csv
 import dataclasses
 import os
 import time
@@ -11,10 +10,11 @@ from benchmarks.records import read_record, read_records
 from benchmarks.table import fps_to_01
 from lib.training.hparams import write_settings
 
+from conftest import ROOT, read_csv
 from tensorboard.backend.event_processing import event_accumulator
 from torch.utils.tensorboard import SummaryWriter
 
-KEPT = Path(__file__).parent.parent / "results/epyc-zen5-2core/solved"
+KEPT = ROOT / "results/epyc-zen5-2core/solved"
 MACHINE = {"device": "cpu", "gpu": "none", "cpu": "Abacus 3000", "cores": 2, "torch": "2.13.0"}
 SETTINGS = {"cuda": False, "stop_reward": 17.0, "max_frames": 0, "run_dir": "runs", "amp": False}
 TRAINED = {"time_passed": (60.0, 120.0), "frames": (6_000.0, 12_000.0), "avg_fps": (30.0, 44.0)}
@@ -52,8 +52,7 @@ def solved_run(folder, script, seed=0, minutes=1, fps=100, **more) -> Path:
 def table_of(folder: Path, *flags: str) -> list[dict[str, str]]:
     """The table of the runs in a folder, written there."""
     assert main(["table", str(folder), *flags]) == 0
-    with open(folder / "table.csv", newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(folder / "table.csv")
 
 
 def column(table: list[dict[str, str]], name: str) -> list[str]:
@@ -132,10 +131,12 @@ def test_fps_are_held_against_01_of_the_same_hour(tmp_path: Path) -> None:
     (run,) = read_records(solved_run(tmp_path, "07_speedrun", fps=2_000))
     baseline = dataclasses.replace(run, script="01_baseline")
     for later, ratio in ((60, 40), (8_000, 25), (20_000, None)):
-        ran = [(50, 0, run.settings), (80, 9_000, run.settings), (7, later, {"amp": 1.0})]
         records = [
-            dataclasses.replace(baseline, fps=fps, started=started, settings=settings)
-            for fps, started, settings in ran
+            dataclasses.replace(baseline, fps=fps, started=started, **others)
+            for fps, started, others in [
+                *((50, 0, {}), (80, 9_000, {})),
+                *((7, later, {"settings": {"amp": 1.0}}), (6, later, {"machine": {"cores": 4.0}})),
+            ]
         ]
         assert fps_to_01(dataclasses.replace(run, started=later), records) == ratio
 
@@ -146,7 +147,8 @@ def test_lines_tell_machines_and_unusual_settings_apart(tmp_path: Path) -> None:
     for settings in ({}, {"stack": 4.0}, {"gamma": 0.97}):
         solved_run(tmp_path, "07", **{"stack": 2.0, "gamma": 0.99} | settings)
     for number, threads in enumerate((1, 2, 2)):  # and one that was resumed is as the others
-        solved_run(tmp_path, "09", machine=MACHINE | {"threads": threads}, resume=f"runs/{number}")
+        others = dict.fromkeys(("run_dir", "resume", "checkpoint_every"), f"runs/{number}")
+        solved_run(tmp_path, "09", machine=MACHINE | {"threads": threads}, **others)
     solved_run(tmp_path, "10", machine=MACHINE | {"cpu": "another"})
     table = table_of(tmp_path)
     labels = ["02 (steps 4)", "02 (steps 2)", "07", "07 (stack 4)", "07 (gamma 0.97)"]
@@ -171,8 +173,7 @@ def test_a_row_names_game_and_settings_that_are_not_compared(tmp_path, capsys, m
     assert "in all runs that have them: gamma 0.98" in out
     assert "\n02_n_envs" in out
     assert max(map(len, out.splitlines()[:-1])) <= 80
-    with open(tmp_path / "runs.csv", newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = read_csv(tmp_path / "runs.csv")
     assert (lines[-1]["learning_rate"], lines[0]["learning_rate"]) == ("0.0002", "")
     (*_, curve) = sorted((tmp_path / "curves").iterdir())
     episodes = "seconds,frames,avg_reward,reward,steps\n20.0,4000.0,-20.0,-20.0,1000.0\n"
@@ -209,7 +210,10 @@ def test_a_resumed_run_has_its_last_settings_and_gives_way_to_a_finished_one(tmp
 
 def test_kept_runs_whose_settings_are_among_the_curves_make_the_kept_table(tmp_path) -> None:
     assert main(["table", str(KEPT / "runs"), "--every", "100000", "--out", str(tmp_path)]) == 0
-    assert (tmp_path / "table.csv").read_text() == (KEPT / "table.csv").read_text()
+    for name in ("table.csv", "table.md"):
+        assert (tmp_path / name).read_text() == (KEPT / name).read_text()
+    lines, kept = (read_csv(folder / "runs.csv") for folder in (tmp_path, KEPT))
+    assert all(old.items() <= new.items() for old, new in zip(kept, lines, strict=True))
 
 
 def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path, capsys, monkeypatch) -> None:
@@ -234,6 +238,9 @@ def test_it_says_when_precisions_stand_side_by_side(tmp_path: Path) -> None:
     solved_run(tmp_path / "one", "01_baseline", amp=True)
     solved_run(tmp_path / "one", "07_speedrun", precision="bfloat16")
     for folder, expected in (("both", True), ("one", False)):
-        table_of(tmp_path / folder)
+        rungs = column(table_of(tmp_path / folder), "rung")
+        assert rungs == ["01_baseline" + " (amp 1)" * (not expected), "07_speedrun"]
         notes = (tmp_path / folder / "table.md").read_text()
         assert ("07_speedrun in bfloat16, the others in float32" in notes) == expected
+    table_of(tmp_path, "--curves")  # runs of one name
+    assert len([*(tmp_path / "curves").iterdir()]) == 4

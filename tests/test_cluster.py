@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import chain, product
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -32,8 +33,8 @@ from helpers import QUICK, SIZE, STACK, Catch, play_messages, small, start
 from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 
-# Before Ray is imported, see lib.parallel.cluster.
-os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+os.environ |= SETTINGS  # before Ray is imported, see lib.parallel.cluster
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed: pip install -r requirements-cluster.txt"
 )
@@ -48,7 +49,11 @@ def read_until(process: subprocess.Popen, text: str) -> str:
 
 
 @needs_ray
-def test_nobody_gets_in_a_dead_player_is_replaced_and_ctrl_c_leaves_a_run_to_resume(tmp_path):
+def test_nobody_gets_in_a_dead_player_is_replaced_and_ctrl_c_leaves_a_run_to_resume(
+    tmp_path, monkeypatch
+):
+    for name in SETTINGS:
+        monkeypatch.delenv(name)  # the rung sets them
     process = start(SCRIPT, tmp_path, *QUICK, "--envs", "2", "--players", "2")
     all_of_them = [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]
     place = re.search("/tmp/ray-[^/]+", " ".join(chain(*(one.cmdline() for one in all_of_them))))[0]
@@ -58,11 +63,16 @@ def test_nobody_gets_in_a_dead_player_is_replaced_and_ctrl_c_leaves_a_run_to_res
     assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
     # A closed terminal sends SIGHUP to all of them; Ray is needed until the last checkpoint.
-    servers = [one.pid for one in all_of_them if one.name() in ("gcs_server", "raylet")]
-    found = " ".join(Path(f"/proc/{pid}/status").read_text() for pid in servers)
-    blocked = [int(mask, 16) for mask in re.findall(r"SigBlk:\s*(\w+)", found)]
-    for number in (signal.SIGHUP, signal.SIGUSR1):
-        assert [mask >> number - 1 & 1 for mask in blocked] == [1, 1]
+    servers = [one for one in all_of_them if one.name() in ("gcs_server", "raylet")]
+    assert len(servers) == 2
+    for server in servers:
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        blocked = int(re.search(r"SigBlk:\s*(\w+)", status)[1], 16)
+        assert [blocked >> number - 1 & 1 for number in (signal.SIGHUP, signal.SIGUSR1)] == [1, 1]
+        told = server.environ()
+        assert {**SETTINGS, "RAY_AUTH_MODE": "token"}.items() <= told.items()
+        assert len(told["RAY_AUTH_TOKEN"]) == 64
+    assert Path(place).stat().st_mode & 0o77 == 0, "others may not look into it"
 
     playing = re.compile(r"ray::Player(\.play)?\s*")  # one that is not ready has nothing to lose
     next(one for one in all_of_them if playing.fullmatch(" ".join(one.cmdline()))).kill()
@@ -99,12 +109,12 @@ def cluster() -> Iterator[Any]:
     simulated.shutdown()
 
 
-def joined(player: type, count: int, cluster: Any) -> Players:
+def joined(player: type, count: int, cluster: Any, **settings: float) -> Players:
     """Players on it; actors cannot import this module, so they get its classes by value."""
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[player.__module__])
-    return Players(player, ClusterOptions(players=count, address=cluster.address))
+    return Players(player, ClusterOptions(players=count, address=cluster.address, **settings))
 
 
 class Counting:
@@ -124,11 +134,20 @@ class Failing(Counting):
         raise RuntimeError("the emulator is on fire")
 
 
+class Silent(Counting):
+    def play(self, weights: VersionedWeights) -> Message:
+        if self.count:
+            Event().wait()
+        return super().play(weights)
+
+
 @needs_ray
 def test_a_lost_machine_takes_no_message_of_the_others(cluster, capsys):
     counts: dict[tuple[int, int], list[int]] = {}  # by player and process
     lost = next(iter(cluster.worker_nodes))
+    handler = signal.getsignal(signal.SIGTERM)
     with joined(Counting, 2, cluster) as players:
+        assert signal.getsignal(signal.SIGTERM) == handler
         for arrived in players:
             for new in arrived:
                 counts.setdefault((new.player, new.version), []).append(int(new.actions[0]))
@@ -156,6 +175,23 @@ def test_the_players_own_error_ends_the_run_in_one_line(cluster):
     with pytest.raises(Failure, match=why):
         learn()
     assert saved == ["a checkpoint"]
+
+
+@needs_ray
+def test_players_may_start_slowly_but_then_have_a_time_limit(cluster, monkeypatch):
+    seconds, arrived = [0, 100], []  # when the players begin, and now
+    now = lambda: seconds.pop(0) if seconds[1:] else seconds[0]  # noqa: E731
+    monkeypatch.setattr("lib.parallel.cluster.monotonic", now)
+
+    def learn() -> None:
+        with joined(Silent, 1, cluster, player_timeout=70) as players:
+            for new in players:
+                arrived.append(len(new))
+                seconds[0] += 30 * (1 in arrived)
+
+    with pytest.raises(Failure, match="sent anything for 70 seconds"):
+        learn()
+    assert arrived[-3:] == [1, 0, 0]
 
 
 @needs_ray
@@ -193,7 +229,12 @@ def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
     assert all(0 <= age.value < 200 for age in ages)
 
 
-def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(tmp_path):
+@pytest.mark.parametrize(
+    ("explores", "counted"), [([0.4, 0.02, 0.01], {1.0, 2.0}), ([0.4, 0.03, 0.05], {1.0})]
+)
+def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
+    explores, counted, tmp_path
+):
     _, messages = play_messages(messages=5, steps=20)  # of 60 frames each
     settings = {"frames_per_update": 40, "replay_initial": 70, "batch_size": 4, "max_frames": 240}
     options = options_of(SCRIPT)(**settings, checkpoint_every=0)
@@ -208,12 +249,14 @@ def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
         # Messages are dropped whole, so this one holds less than it was asked to wait for.
         buffer = MessageReplayBuffer(70, (STACK, *SIZE))
         bunches = [messages[:1], [], messages[1:]]
-        epsilons = np.tile([0.4, 0.02, 0.03], (8, 1))
+        epsilons = np.tile(explores, (8, 1))
         engine.run(learn_from(bunches, buffer, epsilons, engine, run))
+        run.signal = signal.SIGTERM
+        assert [*learn_from(bunches[1:], buffer, epsilons, engine, run)] == []
     assert seen == [120] + [180] * 2  # half an update is due, then two
     assert engine.state.weights_age == 3 - messages[3].version
     assert engine.state.frames == 240
-    assert rewards == {1.0}  # of the game that explores as little as those of other rungs
+    assert rewards == counted  # games that explore as little as other rungs, or the least
 
 
 def test_games_explore_as_in_ape_x():

@@ -1,6 +1,5 @@
 """The figures of README.md and of results/, against the events or tables of the kept runs."""
 
-import csv
 import math
 import re
 from collections import defaultdict
@@ -17,9 +16,8 @@ from benchmarks.table import BASELINE, BOOK
 from lib.training.options import ReplayOptions
 
 import pytest
-from conftest import read_events
+from conftest import ROOT, read_csv, read_events
 
-ROOT = Path(__file__).parents[1]
 ZEN4, ZEN5 = ROOT / "results/epyc-zen4-2core", ROOT / "results/epyc-zen5-2core"
 XEON, H100 = ROOT / "results/xeon-amx-2core", ROOT / "results/xeon-h100-16core"
 H200 = ROOT / "results/xeon-h200-16core"
@@ -60,12 +58,6 @@ def table(page: str | Path, heading: str) -> dict[str, list[str]]:
 def one_line(page: Path) -> str:
     """A page whose lines may break anywhere."""
     return " ".join(page.read_text(encoding="utf-8").split())
-
-
-def read_csv(file: Path) -> list[dict[str, str]]:
-    """The lines of a table, by the names of their columns."""
-    with file.open(newline="") as lines:
-        return list(csv.DictReader(lines))
 
 
 def fps(script: str, column: str = "fps", file: Path = FPS, seeds: int = 5) -> float:
@@ -163,6 +155,10 @@ def test_the_runs_with_other_seeds() -> None:
     assert all(f"{float(mean):.1f} ({bounds})" in page for mean, bounds in means)
 
 
+DEAD_UNITS = ZEN4 / "dead-units/README.md"
+CHAPTERS = BASELINE, "bfloat16", "1e-08"  # Adam's epsilon
+
+
 def looks_at_networks(file: str = "alive") -> list[dict[str, str]]:
     return read_csv(ZEN4 / f"dead-units/{file}.csv")
 
@@ -175,14 +171,14 @@ def test_the_networks_that_die() -> None:
             alive[settings][look["seed"]] = look["alive"]
         if float(look["gradient"]) == 0.0:
             dead[settings][look["seed"]] = True
-    text = (ZEN4 / "dead-units/README.md").read_text(encoding="utf-8")
+    text = DEAD_UNITS.read_text(encoding="utf-8")
     of_ten = {settings: units for settings, units in alive.items() if len(units) == 10}
     assert len(of_ten) == 5
     for settings, units in of_ten.items():
         row = f" | {', '.join(units.values())} | {', '.join(dead[settings]) or 'none'} |"
         assert row in text
-    assert len(dead[BASELINE, "bfloat16", "1e-08"]) == 5
-    larger = BASELINE, "bfloat16", "0.00015"
+    assert len(dead[CHAPTERS]) == 5
+    larger = *CHAPTERS[:2], "0.00015"
     assert (len(alive[larger]), dead[larger]) == (10, {})
     (run,) = read_records(ZEN4 / "dead-units/runs")
     assert f"avg_reward of {run.avg_reward:.1f} after {run.frames:,} frames" in text
@@ -193,7 +189,7 @@ def test_the_networks_that_die() -> None:
 
 
 def test_networks_live_without_the_mean() -> None:
-    text, seen = one_line(ZEN4 / "dead-units/README.md"), defaultdict(list)
+    text, seen = one_line(DEAD_UNITS), defaultdict(list)
     for look in looks_at_networks("centred"):
         assert (float(look["adam_epsilon"]), float(look["gradient"]) > 0) == (1e-8, True)
         seen[look["script"][:2], look["seed"]].append(look)
@@ -209,42 +205,16 @@ def test_networks_live_without_the_mean() -> None:
 
 
 def test_when_networks_die_or_learn_to_tell_states_apart() -> None:
-    died, apart, units = {}, {}, {}
+    died, apart = {}, {}
     for look in looks_at_networks():
-        if look["precision"] != "bfloat16":
-            continue
-        run = look["script"], look["seed"], look["adam_epsilon"]
-        units[*run, look["updates"]] = int(look["alive"])
-        if float(look["gradient"]) == 0.0:
-            died.setdefault(run, int(look["updates"]))
-        if float(look["spread"]) >= 0.01:
-            apart.setdefault(run, int(look["updates"]))
-    text = one_line(ZEN4 / "dead-units/README.md")
-
-    def span(found: dict[tuple[str, str, str], int]) -> str:
-        of_01 = [found[run] for run in found if (run[0], run[2]) == (BASELINE, "1e-08")]
-        return f"{min(of_01):,} to {max(of_01):,} updates"
-
-    assert f"after {span(died)}" in one_line(RESULTS)
-    assert f"after {span(apart)} with 1e-8" in text
-    larger, others = "0.00015", list(BOOK)[2:5]
-    first, second, third = (f"{apart[BASELINE, seed, larger]:,}" for seed in "014")
-    assert f"after {first}, {second} and {third} with 1.5e-4 (seeds 0, 1, 4)" in text
-    slower, sooner = (
-        "{:,}, {:,} and {:,}".format(*(apart[script, "0", epsilon] for script in others))
-        for epsilon in (larger, "1e-08")
-    )
-    assert f"it is {slower} updates instead of {sooner}" in text
-    others += ["05_vector_env", "04_new_wrappers_parallel"]
-    after = [units[script, "0", larger, "7000"] for script in others]
-    assert "they have {}, {} and {} units, 05 has {} and 04 parallel {}.".format(*after) in text
-    left = [units[BASELINE, seed, "1e-08", "10000"] for seed in "23589"]
-    assert f"{min(left)} to {max(left)} after 10,000 updates" in text
-    last = [units[BASELINE, seed, larger, "15000"] for seed in "14"]
-    assert "seeds 1 and 4 have {} and {} after 15,000".format(*last) in text
-    terminal = (ZEN4 / "dead-units/terminal.txt").read_text(encoding="utf-8")
-    assert terminal.count("frame limit reached after 90,") == 2  # 06 and 09
-    assert "died" not in terminal
+        if (look["script"], look["precision"], look["adam_epsilon"]) == CHAPTERS:
+            if float(look["gradient"]) == 0.0:
+                died.setdefault(look["seed"], int(look["updates"]))
+            if float(look["spread"]) >= 0.01:
+                apart.setdefault(look["seed"], int(look["updates"]))
+    for found, more, page in ((died, "", RESULTS), (apart, " with 1e-8", DEAD_UNITS)):
+        first, last = min(found.values()), max(found.values())
+        assert f"after {first:,} to {last:,} updates{more}" in one_line(page)
 
 
 def test_the_games_after_no_ops() -> None:
