@@ -98,27 +98,37 @@ def test_seeds_run_through_all_rungs_and_values(rungs, capfd) -> None:
     assert not ladder.has_replay_buffer(ROOT / "10_thousands_of_games.py")  # real, as 06
     assert ladder.has_replay_buffer(ROOT / "06_compiled_update.py")
     # One seed where something varies; how many runs, and how long, is told before they start.
-    assert main(["ladder", "--rungs", "02", "--vary", "envs", "1", "2", "--solve", *folder]) == 0
-    out = capfd.readouterr().out
-    assert out.index("2 to do, about 7 hours on two CPU cores") < out.index("[1/2]")
-    assert out.count("--seed 0\n") == 4  # each is said twice: by the ladder, and by the rung
+    command = ["ladder", "--rungs", "02", "--vary", "envs", "1", "2", "--solve", *folder]
+    for limit, length in (("0", "7 hours"), ("100000", "45 minutes")):
+        assert main([*command, "--", "--max-frames", limit]) == 0
+        out = capfd.readouterr().out
+        assert out.index(f"2 to do, about {length} on two CPU cores") < out.index("[1/2]")
+        assert out.count("--seed 0\n") == 4  # each is said twice: by the ladder, and by the rung
 
 
-def test_what_was_interrupted_is_resumed(rungs, capfd, monkeypatch) -> None:
-    monkeypatch.setattr(ladder, "commit", Mock(side_effect=["one", "two"]))
-    begins = "'--resume' in sys.argv or (folder.mkdir(), sys.exit(130))"
-    folder = "Path(sys.argv[-1], '01_baseline-pong-seed0-now')"
-    imports = "import sys\nfrom pathlib import Path\nprint(*sys.argv[1:])\n"
-    (rungs / "01_baseline.py").write_text(f"{imports}folder = {folder}\n{begins}\n")
+@pytest.mark.parametrize(("code", "resumes"), [(130, True), (143, True), (1, False)])
+def test_what_was_interrupted_is_resumed(code, resumes, rungs, capfd, monkeypatch) -> None:
+    monkeypatch.setattr(ladder, "commit", Mock(side_effect=["one", "two", "three"]))
+    (rungs / "01_baseline.py").write_text(f"""
+import sys
+from pathlib import Path
+print(*sys.argv[1:])
+if "--resume" not in sys.argv:
+    for name in ("01_baseline-pong-seed0-now", "01_baseline-pong-seed0-of another ladder"):
+        Path(sys.argv[-1], name).mkdir(exist_ok=True)
+    sys.exit({code})
+""")
     (runs := rungs / "runs").mkdir()
     command = ["ladder", "--rungs", "01", "--seeds", "0", "--solve", "--run-dir", str(runs)]
-    assert [main(command), main(command), main(command)] == [1, 0, 0]
+    assert [main(command) for _ in range(3)] == [1, 1 - resumes, 1 - resumes]
     flags = "--max-frames 5000000 --seed 0"
     out = capfd.readouterr().out
-    assert f"interrupted: 01_baseline.py {flags}\n" in out
-    assert f"\n{flags} --resume {runs}/01_baseline-pong-seed0-now\n" in out
-    assert "1 of 1 runs are complete" in out
-    assert (*runs.glob("*/commit.txt"),)[0].read_text() == "one, two\n"  # both made it
+    told = "interrupted" if code == 130 else f"failed (exit code {code})"
+    assert f"{told}: 01_baseline.py {flags}\n" in out
+    assert (f"\n{flags} --resume {runs}/01_baseline-pong-seed0-now\n" in out) == resumes
+    assert ("1 of 1 runs are complete" in out) == resumes
+    (file,) = runs.glob("*/commit.txt")
+    assert file.read_text() == ("one, two\n" if resumes else "one\n")
 
 
 def test_what_cannot_be_resumed_is_run_anew_once(rungs) -> None:
@@ -163,9 +173,10 @@ def test_a_ladder_that_is_asked_to_end_ends_its_rung(tmp_path) -> None:
     )
     command = [sys.executable, "-c", suite]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        *_, pid = (process.stdout.readline() for _ in range(4))
+        _, length, _, pid = (process.stdout.readline() for _ in range(4))
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
+    assert re.fullmatch("3 to do, about 1 minutes on .*, plus 3 of unknown length\n", length)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
 

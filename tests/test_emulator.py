@@ -155,15 +155,17 @@ def test_resets_are_the_same_on_any_number_of_threads(monkeypatch) -> None:
     monkeypatch.setattr(vector_env, "DRAWS", 8)
     settings = {"frame_skip": 1, "max_num_frames_per_episode": 1, "rows": (0, 1), "noop_max": 10}
     one, *others = each = [envs(64, threads=n, **settings) for n in (1, 2, 3)]
-    frames = [games.reset()[1]["episode_frame_number"] for games in each]
-    for number in range(70):
-        assert frames[0].min() > 0
-        assert all(np.array_equal(frames[0], other) for other in frames[1:]), number
-        for games in others:
-            games.send(np.full(64, number % 6))
-        steps = [one.step(np.full(64, number % 6)), *(games.recv() for games in others)]
-        assert steps[0][3].all()
-        frames = [info["episode_frame_number"] for *_, info in steps]
+    for number in range(1, 70):
+        if number in (1, 9):
+            results = [games.reset() for games in each]
+        else:
+            for games in others:
+                games.send(np.full(64, number % 6))
+            results = [one.step(np.full(64, number % 6)), *(games.recv() for games in others)]
+            assert results[0][3].all(), "all are cut short, and begin anew"
+        first, *frames = (result[-1]["episode_frame_number"] for result in results)
+        assert first.min() > 0
+        assert all(np.array_equal(first, other) for other in frames), number
 
 
 @pytest.mark.parametrize("max_pool", [True, False])
