@@ -424,7 +424,7 @@ def test_lines_tell_machines_and_unusual_settings_apart(tmp_path: Path) -> None:
 
 def test_a_row_names_game_and_settings_that_are_not_compared(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    pong = {"batch_size": 32.0, "gamma": 0.98, "env": "PongNoFrameskip-v4"}
+    pong = {"batch_size": 32.0, "gamma": 0.98, "env": "PongNoFrameskip-v4", "stop_reward": 18.0}
     for fps, settings in ((100, {}), (50, {"env": "BreakoutNoFrameskip-v4"})):
         solved_run(tmp_path, "01_baseline", fps=fps, **pong | settings)
     for settings in ({}, {"envs": 6.0}, {"batch_size": 64.0, "learning_rate": 2e-4}):
@@ -437,6 +437,7 @@ def test_a_row_names_game_and_settings_that_are_not_compared(tmp_path, capsys, m
     assert "book: FPS (/ 01's)" not in table[0]  # gamma is none of the book's
     out = capsys.readouterr().out
     assert "in all runs that have them: gamma 0.98" in out
+    assert "solved: avg_reward reached 18;" in (tmp_path / "table.md").read_text()
     assert "\n02_n_envs" in out
     assert max(map(len, out.splitlines()[:-1])) <= 80
     lines = read_csv(tmp_path / "runs.csv")
