@@ -1,5 +1,6 @@
 """Shared by the tests: rungs run as programs, and what their runs left."""
 
+import csv
 import gc
 import json
 import os
@@ -119,6 +120,11 @@ def one_line(text: str) -> str:
     """The text, which must be one line."""
     assert len(text.strip().splitlines()) == 1, text
     return text
+
+
+def read_csv(file: Path) -> list[dict[str, str]]:
+    """The lines of a table, by the names of their columns."""
+    return [*csv.DictReader(file.read_text(encoding="utf-8").splitlines())]
 
 
 def everything(folder: Path) -> dict[str, bytes]:

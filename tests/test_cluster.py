@@ -1,5 +1,6 @@
-"""Players on Ray: real clusters, on the loopback address alone."""
+"""n-step messages against transitions computed one by one, and players on real Ray clusters."""
 
+import importlib
 import os
 import re
 import runpy
@@ -8,8 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import chain, product
+from itertools import chain, count, product
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -28,16 +30,99 @@ import psutil
 import pytest
 import torch
 from conftest import ROOT, one_line, options_of, read_events, run_rung
-from helpers import QUICK, SIZE, STACK, Catch, play_messages, small, start
+from helpers import GAMMA, N_STEPS, QUICK, SIZE, STACK, Catch, Games, play_messages, small, start
 from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
 
-# Before Ray is imported, see lib.parallel.cluster.
-os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+os.environ |= SETTINGS  # before Ray is imported, see lib.parallel.cluster
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed: pip install -r requirements-cluster.txt"
 )
 SCRIPT = "09_many_machines"
+
+
+def tuples(*columns) -> list[tuple]:
+    return [
+        (state.tobytes(), int(action), float(reward), bool(end), None if end else after.tobytes())
+        for state, action, reward, end, after in zip(*map(np.asarray, columns), strict=True)
+    ]
+
+
+def cut_out(message: Message) -> list[tuple]:
+    states, following = np.split(message.frames[message.windows], [STACK], axis=1)
+    return tuples(states, message.actions, message.rewards, message.terminated, following)
+
+
+@pytest.mark.parametrize(("messages", "steps"), [(1, 60), (12, 5), (4, 13)])
+def test_every_n_step_transition_is_sent_once_whatever_the_messages(messages, steps):
+    games, sent = play_messages(messages, steps)
+    got = sorted((t for message in sent for t in cut_out(message)), key=repr)
+    every = games.transitions()
+    # The last steps of each game are not complete: they would come with the next message. Of them
+    # the reference knows those that terminated already.
+    waiting = [t for t in every if t not in got]
+    last = {state.tobytes() for states, *_ in games.history[-N_STEPS:] for state in states}
+    assert {state for state, *_ in waiting} <= last
+    assert sorted([*got, *waiting], key=repr) == every
+    assert {t[3] for t in got} == {False, True}
+    # Frames are counted once, and repeated only where states begin with them.
+    assert [message.played for message in sent] == [3 * steps] * messages
+    repeated = [3 * (steps + STACK - 1 + N_STEPS)] * (messages - 1)
+    assert [len(message.frames) for message in sent] == [3 * steps, *repeated]
+    assert [message.version for message in sent] == [*range(messages)]
+    assert {message.player for message in sent} == {7}
+    episodes = [e for message in sent for step in message.episodes for e in step if e]
+    assert len(episodes) == sum(ended.sum() for *_, ended in games.history)
+
+
+def drawn(buffer: MessageReplayBuffer, count: int) -> set[tuple]:
+    batch = buffer.sample(count)
+    assert batch.states.shape == batch.next_states.shape == (count, STACK, *SIZE)
+    assert (batch.actions.dtype, batch.rewards.dtype) == (torch.int64, torch.float32)
+    return set(tuples(*batch))
+
+
+def test_a_full_buffer_has_only_the_newest():
+    _, sent = play_messages(messages=40, steps=20)
+    buffer = MessageReplayBuffer(250, (STACK, *SIZE))
+    for number, message in enumerate(sent):
+        buffer.extend(message)
+        newest = [t for earlier in sent[: number + 1] for t in cut_out(earlier)]
+        assert min(len(newest), 180) <= len(buffer) <= 250
+        # A message repeats frames, so the oldest transitions may have lost theirs.
+        assert set(newest[-180:]) <= drawn(buffer, 5_000) <= set(newest[-250:])
+
+
+def test_the_smallest_buffer_that_the_rung_accepts_has_all_of_the_newest_message():
+    rung = options_of("09_many_machines")
+    settings = {"envs": 4, "message_steps": 10, "stack": STACK, "n_steps": N_STEPS}
+    sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
+    options = next(one for one in sizes if "--replay-size" not in (one.validation_error() or ""))
+    buffer = MessageReplayBuffer(options.replay_size, (STACK, *SIZE))
+    for message in play_messages(messages=30, steps=10, games=4)[1]:
+        buffer.extend(message)
+        assert drawn(buffer, 1_000) >= set(cut_out(message))
+
+
+def test_a_player_of_the_rung_sends_what_it_played_and_has_its_own_epsilons(monkeypatch):
+    monkeypatch.setattr("helpers.SIZE", (36, 36))
+    rung, games = importlib.import_module("09_many_machines"), Games(4)
+    monkeypatch.setattr(rung, "player_seed", lambda *_: 0)
+    monkeypatch.setattr(ClusterOptions, "make_envs", lambda *_: games)
+    settings = {"players": 2, "envs": 4, "stack": STACK, "n_steps": N_STEPS, "gamma": GAMMA}
+    player = rung.Player(1, rung.Options(**settings, epsilon_frames=100, message_steps=30), 0)
+    weights = {name: 0 * weight.numpy() for name, weight in player.net.state_dict().items()}
+    weights["fc.2.bias"][3] = 1
+    epsilons = ape_x_epsilons(2, 4, 0.02)[1]
+    first, second = (player.play(VersionedWeights(7, frames, weights)) for frames in (0, 1_000))
+    got = [transition for message in (first, second) for transition in cut_out(message)]
+    assert len(got) > 4 * 50 - 30
+    assert set(got) <= set(games.transitions())
+    assert (second.player, second.version, second.played) == (1, 7, 4 * 30)
+    shares = np.mean([actions == 3 for _, actions, *_ in games.history[-30:]], axis=0)
+    assert np.allclose(shares, 1 - 5 / 6 * epsilons, atol=0.25)
+    assert np.allclose(player.agent.epsilon(100), epsilons)
 
 
 def read_until(process: subprocess.Popen, text: str) -> str:
@@ -48,7 +133,11 @@ def read_until(process: subprocess.Popen, text: str) -> str:
 
 
 @needs_ray
-def test_nobody_gets_in_a_dead_player_is_replaced_and_ctrl_c_leaves_a_run_to_resume(tmp_path):
+def test_nobody_gets_in_a_dead_player_is_replaced_and_ctrl_c_leaves_a_run_to_resume(
+    tmp_path, monkeypatch
+):
+    for name in SETTINGS:
+        monkeypatch.delenv(name)  # the rung sets them
     process = start(SCRIPT, tmp_path, *QUICK, "--envs", "2", "--players", "2")
     all_of_them = [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]
     place = re.search("/tmp/ray-[^/]+", " ".join(chain(*(one.cmdline() for one in all_of_them))))[0]
@@ -58,11 +147,16 @@ def test_nobody_gets_in_a_dead_player_is_replaced_and_ctrl_c_leaves_a_run_to_res
     assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
     # A closed terminal sends SIGHUP to all of them; Ray is needed until the last checkpoint.
-    servers = [one.pid for one in all_of_them if one.name() in ("gcs_server", "raylet")]
-    found = " ".join(Path(f"/proc/{pid}/status").read_text() for pid in servers)
-    blocked = [int(mask, 16) for mask in re.findall(r"SigBlk:\s*(\w+)", found)]
-    for number in (signal.SIGHUP, signal.SIGUSR1):
-        assert [mask >> number - 1 & 1 for mask in blocked] == [1, 1]
+    servers = [one for one in all_of_them if one.name() in ("gcs_server", "raylet")]
+    assert len(servers) == 2
+    for server in servers:
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        blocked = int(re.search(r"SigBlk:\s*(\w+)", status)[1], 16)
+        assert [blocked >> number - 1 & 1 for number in (signal.SIGHUP, signal.SIGUSR1)] == [1, 1]
+        told = server.environ()
+        assert {**SETTINGS, "RAY_AUTH_MODE": "token"}.items() <= told.items()
+        assert len(told["RAY_AUTH_TOKEN"]) == 64
+    assert Path(place).stat().st_mode & 0o77 == 0, "others may not look into it"
 
     playing = re.compile(r"ray::Player(\.play)?\s*")  # one that is not ready has nothing to lose
     next(one for one in all_of_them if playing.fullmatch(" ".join(one.cmdline()))).kill()
@@ -99,12 +193,12 @@ def cluster() -> Iterator[Any]:
     simulated.shutdown()
 
 
-def joined(player: type, count: int, cluster: Any) -> Players:
+def joined(player: type, count: int, cluster: Any, **settings: float) -> Players:
     """Players on it; actors cannot import this module, so they get its classes by value."""
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[player.__module__])
-    return Players(player, ClusterOptions(players=count, address=cluster.address))
+    return Players(player, ClusterOptions(players=count, address=cluster.address, **settings))
 
 
 class Counting:
@@ -124,11 +218,20 @@ class Failing(Counting):
         raise RuntimeError("the emulator is on fire")
 
 
+class Silent(Counting):
+    def play(self, weights: VersionedWeights) -> Message:
+        if self.count:
+            Event().wait()
+        return super().play(weights)
+
+
 @needs_ray
 def test_a_lost_machine_takes_no_message_of_the_others(cluster, capsys):
     counts: dict[tuple[int, int], list[int]] = {}  # by player and process
     lost = next(iter(cluster.worker_nodes))
+    handler = signal.getsignal(signal.SIGTERM)
     with joined(Counting, 2, cluster) as players:
+        assert signal.getsignal(signal.SIGTERM) == handler
         for arrived in players:
             for new in arrived:
                 counts.setdefault((new.player, new.version), []).append(int(new.actions[0]))
@@ -156,6 +259,23 @@ def test_the_players_own_error_ends_the_run_in_one_line(cluster):
     with pytest.raises(Failure, match=why):
         learn()
     assert saved == ["a checkpoint"]
+
+
+@needs_ray
+def test_players_may_start_slowly_but_then_have_a_time_limit(cluster, monkeypatch):
+    seconds, arrived = [0, 100], []  # when the players begin, and now
+    now = lambda: seconds.pop(0) if seconds[1:] else seconds[0]  # noqa: E731
+    monkeypatch.setattr("lib.parallel.cluster.monotonic", now)
+
+    def learn() -> None:
+        with joined(Silent, 1, cluster, player_timeout=70) as players:
+            for new in players:
+                arrived.append(len(new))
+                seconds[0] += 30 * (1 in arrived)
+
+    with pytest.raises(Failure, match="sent anything for 70 seconds"):
+        learn()
+    assert arrived[-3:] == [1, 0, 0]
 
 
 @needs_ray
@@ -193,7 +313,12 @@ def test_the_rung_learns_a_game_with_a_known_optimum(cluster, tmp_path):
     assert all(0 <= age.value < 200 for age in ages)
 
 
-def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(tmp_path):
+@pytest.mark.parametrize(
+    ("explores", "counted"), [([0.4, 0.02, 0.01], {1.0, 2.0}), ([0.4, 0.03, 0.05], {1.0})]
+)
+def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
+    explores, counted, tmp_path
+):
     _, messages = play_messages(messages=5, steps=20)  # of 60 frames each
     settings = {"frames_per_update": 40, "replay_initial": 70, "batch_size": 4, "max_frames": 240}
     options = options_of(SCRIPT)(**settings, checkpoint_every=0)
@@ -208,12 +333,14 @@ def test_updates_follow_their_message_and_none_is_counted_after_the_frame_limit(
         # Messages are dropped whole, so this one holds less than it was asked to wait for.
         buffer = MessageReplayBuffer(70, (STACK, *SIZE))
         bunches = [messages[:1], [], messages[1:]]
-        epsilons = np.tile([0.4, 0.02, 0.03], (8, 1))
+        epsilons = np.tile(explores, (8, 1))
         engine.run(learn_from(bunches, buffer, epsilons, engine, run))
+        run.signal = signal.SIGTERM
+        assert [*learn_from(bunches[1:], buffer, epsilons, engine, run)] == []
     assert seen == [120] + [180] * 2  # half an update is due, then two
     assert engine.state.weights_age == 3 - messages[3].version
     assert engine.state.frames == 240
-    assert rewards == {1.0}  # of the game that explores as little as those of other rungs
+    assert rewards == counted  # games that explore as little as other rungs, or the least
 
 
 def test_games_explore_as_in_ape_x():

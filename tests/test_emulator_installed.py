@@ -83,8 +83,8 @@ def test_processes_share_a_folder_and_delete_what_has_long_been_of_no_use(tmp_pa
     kept = tmp_path / "__pycache__"
     for name in ("pong-new", "numba", *(f"pong-{i}" for i in range(8))):
         (kept / name).mkdir(parents=True)
-        if name != "pong-new":
-            os.utime(kept / name, (0, time.time() - 2 * 24 * 3600))
+        hours = 23 if name == "pong-new" else 25  # they are kept for a day
+        os.utime(kept / name, (0, time.time() - hours * 3600))
 
     def made(number: int) -> Path:
         folder = kept_in(tmp_path)

@@ -18,24 +18,21 @@ from hypothesis import strategies as st
 BYTE = st.integers(0, 255)
 
 
-def program(code: str, **more: str) -> Program:
+def program(code: str, elsewhere: str = "") -> Program:
     """A cartridge whose program ends its picture with STA 00 and then begins again.
 
-    Args:
-        code: in hexadecimal.
-        more: what lies elsewhere, by its address: ``xF123="60"``.
+    ``code`` is in hexadecimal, and so is what lies at F1FF.
     """
     rom = bytearray(2048)
-    vectors = {"xF7FC": "00 F0 00 F7", "xF700": "40"}  # BRK leads to an RTI
-    for address, text in {"xF000": code + "85 00 4C 00 F0", **vectors, **more}.items():
+    parts = {0: code + "85 00 4C 00 F0", 0x1FF: elsewhere}
+    for first, text in {**parts, 0x7FC: "00 F0 00 F7", 0x700: "40"}.items():  # BRK leads to an RTI
         data = bytes.fromhex(text)
-        first = int(address[1:], 16) & 0x7FF
         rom[first : first + len(data)] = data
     return Program(bytes(rom), 0xF000 + len(bytes.fromhex(code)), {}, set())
 
 
-def run(cartridge: Program, **ram: int) -> tuple[np.ndarray, int]:
-    """RAM (128,) after the first picture, with what was in it before (``x85=3``), and cycles."""
+def run(cartridge: Program, before: bytes) -> tuple[np.ndarray, int]:
+    """RAM (128,) after the first picture, with what it began with, and cycles."""
 
     def rom(address: int) -> int:
         return cartridge.rom[address & 0x7FF]
@@ -45,84 +42,64 @@ def run(cartridge: Program, **ram: int) -> tuple[np.ndarray, int]:
     names["load_far"] = lambda s, g, t, address: rom(address)
     exec(translate(cartridge), names)
     memory = np.zeros((state.FIELDS, 1), np.int64)
-    for address, value in ram.items():
-        memory[int(address[1:], 16) & 0x7F] = value
+    memory[: len(before), 0] = [*before]
     returned = names["emulated_frame"](
         memory, 0, 0, True, *[0] * (names["emulated_frame"].__code__.co_argcount - 4)
     )
     return memory[:128, 0], int(np.ravel(returned)[0])
 
 
-def test_nested_loops() -> None:
-    # LDX #3; LDY #4; DEY; BNE to DEY; DEX; BNE to LDY; STX 80
-    ram, cycles = run(program("A2 03 A0 04 88 D0 FD CA D0 F8 86 80"), x80=77)
-    assert ram[0] == 0
-    inner = 2 + 4 * 2 + 3 * 3 + 2  # LDY, four DEY, three BNE taken and one not
-    assert cycles == 2 + 3 * (inner + 2) + 2 * 3 + 2 + 3 + 3  # the last: STX, and STA 00
+@pytest.mark.parametrize(
+    ("code", "elsewhere", "before", "after", "cycles"),
+    [
+        # Nested loops. LDX #3; LDY #4; DEY; BNE to DEY; DEX; BNE to LDY; STX 80
+        ("A2 03 A0 04 88 D0 FD CA D0 F8 86 80", "", "4D", {0x80: 0}, 2 + 3 * 23 + 2 * 3 + 2 + 3),
+        # Ways that meet behind a branch. LDX 80; BEQ to (LDA #11; JMP to STA); LDA #22; STA 81
+        ("A6 80 F0 05 A9 22 4C 0B F0 A9 11 85 81", "", "00", {0x81: 0x11}, 3 + 3 + 2 + 3),
+        ("A6 80 F0 05 A9 22 4C 0B F0 A9 11 85 81", "", "01", {0x81: 0x22}, 3 + 2 + 2 + 3 + 3),
+        # An address in the next page costs a cycle. LDY 82; LDA (80),y; STA 83
+        ("A4 82 B1 80 85 83", "AB CD", "F0 F1 0F", {0x83: 0xAB}, 3 + 5 + 3),
+        ("A4 82 B1 80 85 83", "AB CD", "F0 F1 10", {0x83: 0xCD}, 3 + 6 + 3),
+        # A call leaves the address of its last byte. LDX #FF; TXS; JSR F1FF; STA 80; LDA #07; RTS
+        ("A2 FF 9A 20 FF F1 85 80", "A9 07 60", "", {0x80: 7, 0xFF: 0xF0, 0xFE: 5}, 18 + 3),
+    ],
+)
+def test_programs_leave_in_ram_and_take_what_was_counted_by_hand(
+    code: str, elsewhere: str, before: str, after: dict[int, int], cycles: int
+) -> None:
+    ram, taken = run(program(code, elsewhere), bytes.fromhex(before))
+    assert {address: ram[address - 0x80] for address in after} == after
+    assert taken == cycles + 3  # STA 00, which ends the picture
 
 
-def test_a_loop_that_is_entered_at_two_places_is_refused() -> None:
-    # LDA 80; BEQ into the loop; INX; DEX; BNE to INX
-    two_ways_in = program("A5 80 F0 01 E8 CA D0 FC")
-    with pytest.raises(EmulatorError, match=r"F00[45] is entered at two places"):
-        translate(two_ways_in)
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_ways_that_meet_behind_a_branch(first: bool) -> None:
-    # LDX 80; BEQ to (LDA #11; JMP to STA); LDA #22; STA 81
-    code = "A6 80 F0 05 A9 22 4C 0B F0 A9 11 85 81"
-    ram, cycles = run(program(code), x80=0 if first else 1)
-    assert ram[1] == (0x11 if first else 0x22)
-    assert cycles == (3 + 3 + 2 if first else 3 + 2 + 2 + 3) + 3 + 3
-
-
-@pytest.mark.parametrize("index", [0x0F, 0x10])
-def test_an_address_in_the_next_page_costs_a_cycle(index: int) -> None:
-    # LDY 82; LDA (80),y; STA 83
-    pointer = program("A4 82 B1 80 85 83", xF1FF="AB CD")
-    ram, cycles = run(pointer, x80=0xF0, x81=0xF1, x82=index)
-    assert ram[3] == (0xCD if index == 0x10 else 0xAB)
-    assert cycles == 3 + 5 + (index == 0x10) + 3 + 3
-
-
-def test_calls_leave_their_return_address_in_ram_and_flags_are_dropped() -> None:
-    # LDX #FF; TXS; JSR F100; STA 80; and there: LDA #07; RTS
-    cartridge = program("A2 FF 9A 20 00 F1 85 80", xF100="A9 07 60")
-    ram, cycles = run(cartridge)
-    assert (ram[0], ram[0x7F], ram[0x7E]) == (7, 0xF0, 0x05)  # the last byte of the JSR
-    assert cycles == 2 + 2 + 6 + 2 + 6 + 3 + 3
-    frame = translate(cartridge).split("def sub_F100")[1]
+def test_flags_that_nobody_reads_are_dropped() -> None:
+    frame = translate(program("A2 FF 9A 20 FF F1 85 80", "A9 07 60")).split("def sub_F1FF")[1]
     assert "return t, a" in frame
     assert not {"n", "z", "v", "c"} & {word for line in frame.splitlines() for word in line.split()}
 
 
+def test_a_loop_that_is_entered_at_two_places_is_refused() -> None:
+    # LDA 80; BEQ into the loop; INX; DEX; BNE to INX
+    with pytest.raises(EmulatorError, match=r"F00[45] is entered at two places"):
+        translate(program("A5 80 F0 01 E8 CA D0 FC"))
+
+
 @given(a=BYTE, b=BYTE, carry=st.booleans(), subtract=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_arithmetic(a: int, b: int, carry: bool, subtract: bool) -> None:
-    # CLC or SEC; LDA 80; ADC or SBC 81; STA 82; LDX #0; BVC over INX; STX 83;
-    # LDA #0; ROL; STA 84
+def test_arithmetic_and_comparison(a: int, b: int, carry: bool, subtract: bool) -> None:
+    # CLC or SEC; LDA 80; ADC or SBC 81; STA 82; LDX #0; BVC over INX; STX 83; LDA #0; ROL; STA 84
     code = f"{'38' if carry else '18'} A5 80 {'E5' if subtract else '65'} 81 85 82 A2 00 50 01 E8"
-    ram, _ = run(program(code + "86 83 A9 00 2A 85 84"), x80=a, x81=b)
+    code += "86 83 A9 00 2A 85 84"
+    # LDA 80; CMP 81; LDA #0; ROL; STA 85
+    # LDX #0; LDA 80; CMP 81; BNE over INX; STX 86; LDX #0; CMP 81; BPL over DEX; STX 87
+    code += "A5 80 C5 81 A9 00 2A 85 85"
+    code += "A2 00 A5 80 C5 81 D0 01 E8 86 86 A2 00 C5 81 10 01 CA 86 87"
+    ram, _ = run(program(code), bytes([a, b]))
     operand = 255 - b if subtract else b
     total = a + operand + carry
-    signed = [v - 256 if v > 127 else v for v in (a, operand)]
-    assert ram[2] == total % 256
-    assert ram[4] == (total > 255)
-    assert ram[3] == (not -128 <= sum(signed) + carry <= 127)
-
-
-@given(a=BYTE, b=BYTE)
-@settings(max_examples=40, deadline=None)
-def test_comparison(a: int, b: int) -> None:
-    # LDA 80; CMP 81; LDA #0; ROL; STA 82
-    # LDX #0; LDA 80; CMP 81; BNE over INX; STX 83; LDX #0; CMP 81; BPL over DEX; STX 84
-    code = "A5 80 C5 81 A9 00 2A 85 82"
-    code += "A2 00 A5 80 C5 81 D0 01 E8 86 83 A2 00 C5 81 10 01 CA 86 84"
-    ram, _ = run(program(code), x80=a, x81=b)
-    assert ram[2] == (a >= b)
-    assert ram[3] == (a == b)
-    assert ram[4] == (255 if (a - b) & 0x80 else 0)
+    signed = sum(v - 256 if v > 127 else v for v in (a, operand)) + carry
+    assert [*ram[2:5]] == [total % 256, not -128 <= signed <= 127, total > 255]
+    assert [*ram[5:8]] == [a >= b, a == b, 255 if (a - b) & 0x80 else 0]
 
 
 @pytest.mark.parametrize(

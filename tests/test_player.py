@@ -2,8 +2,10 @@
 
 import os
 import signal
+from itertools import chain, repeat
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pickle import PicklingError
 from threading import Event
 from unittest.mock import Mock
 
@@ -24,13 +26,15 @@ def count(queue: ExperienceQueue, stop: int) -> None:
     """Play on, whatever ends a run reaches this process; then be killed."""
     for number in SIGNALS:
         os.kill(os.getpid(), number)
+    torchs = torch.get_num_threads(), (torch.tensor(1e-40) / 2).item()
     for number in range(stop):
-        queue.put(step(number))
+        queue.put(step(number)._replace(rewards=torchs))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_all_arrives_in_order_and_is_kept_when_the_player_is_lost():
+def test_all_arrives_in_order_and_is_kept_when_the_player_is_lost(monkeypatch):
     """The engine sees the end of its data, and so do the handlers that save."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     taken: list[Transitions] = []
     ends: list[str] = []
@@ -47,6 +51,7 @@ def test_all_arrives_in_order_and_is_kept_when_the_player_is_lost():
     assert [*np.concatenate([step.actions for step in taken])] == list(range(500))
     assert np.array_equal(taken[0].first_frames, FRAME)
     assert np.array_equal(taken[-1].frames, FRAME)
+    assert taken[0].rewards == (1, 0.0), "one thread, and no denormal numbers"
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
@@ -61,15 +66,15 @@ def leave(queue: ExperienceQueue) -> None:
     raise SystemExit(7)
 
 
+def run_ahead(queue: ExperienceQueue, steps: int) -> None:
+    for number in range(steps):
+        queue.put(step(number))
+
+
 def hang(queue: ExperienceQueue, go: Connection) -> None:
     go.recv()
     queue.put(step(0))
     Event().wait()
-
-
-def run_ahead(queue: ExperienceQueue, steps: int) -> None:
-    for number in range(steps):
-        queue.put(step(number))
 
 
 @pytest.mark.parametrize(
@@ -84,9 +89,19 @@ def test_why_a_player_was_lost_is_told_in_one_line(player, message):
         assert len([step for steps in experience for step in steps]) == 1
 
 
+def test_a_player_that_does_not_start_is_killed(monkeypatch):
+    monkeypatch.setattr("lib.parallel.player.START_SECONDS", 0)
+    player = Player(leave, (), 8, PlayerOptions(player_timeout=1e-3))
+    with pytest.raises(Failure, match="the player did not start"):
+        player.__enter__()
+    assert player.process.exitcode == -signal.SIGKILL
+    with pytest.raises((AttributeError, PicklingError), match="local object"):
+        Player(run_ahead, (lambda: 400,), 8).__enter__()
+
+
 def test_a_player_may_start_slowly_but_then_has_a_time_limit(monkeypatch):
     monkeypatch.setattr("lib.parallel.player.WAIT_SECONDS", 0.01)
-    (go, theirs), arrived = Pipe(), []
+    (go, theirs), arrived, codes = Pipe(), [], []
 
     def receive() -> None:
         with player:
@@ -94,6 +109,8 @@ def test_a_player_may_start_slowly_but_then_has_a_time_limit(monkeypatch):
                 arrived.append(len(steps))
                 if len(arrived) == 10:
                     go.send("go")
+            player.process.join(60)
+            codes.append(player.process.exitcode)
 
     player = Player(hang, (theirs,), 8, PlayerOptions(player_timeout=0.03))
     with pytest.raises(Failure, match=r"sent nothing for 0\.03 seconds"):
@@ -101,12 +118,12 @@ def test_a_player_may_start_slowly_but_then_has_a_time_limit(monkeypatch):
     begun = arrived.index(1)
     assert begun >= 10
     assert arrived[begun + 1 :] == [0] * 3
-    assert player.process.exitcode == -signal.SIGKILL
+    assert codes == [-signal.SIGKILL]  # it would not notice that nobody reads
 
 
 def test_a_player_is_ahead_by_the_bound_and_never_by_more():
-    answers, sent = [2, 1, 3], Mock()
-    pipe = Mock(send=sent, poll=lambda: False, recv=Mock(side_effect=[*answers, EOFError]))
+    answers, sent, poll = [2, 1, 3], Mock(), Mock(side_effect=chain([True], repeat(False)))
+    pipe = Mock(send=sent, poll=poll, recv=Mock(side_effect=[*answers, EOFError]))
     with pytest.raises(EOFError):  # it waits for an answer that does not come
         run_ahead(ExperienceQueue(pipe, 5), 100)
     assert sent.call_count == 5 + sum(answers)

@@ -1,5 +1,6 @@
 """The vector environments: ALE's games and our emulator's, and games as a device's tensors."""
 
+import threading
 from dataclasses import replace
 from itertools import chain, islice
 
@@ -8,6 +9,7 @@ from lib.envs.experience import Episode, Transitions
 from lib.envs.gpu_vector_env import TensorVectorEnv
 from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
 from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games, fast_games
+from lib.parallel.worker import ClusterOptions
 from pong_emulator import PongVectorEnv
 from pong_emulator.threads import ThreadedPongVectorEnv
 
@@ -65,6 +67,18 @@ def test_players_with_and_without_the_emulator_play_the_same_pong(monkeypatch) -
         assert one.episodes == other.episodes
         for array, its in zip(one[:6], other[:6], strict=True):
             np.testing.assert_array_equal(array, its, strict=True)
+
+
+def test_players_of_a_cluster_have_games_of_one_thread_with_their_settings() -> None:
+    before = {*threading.enumerate()}
+    mine = ClusterOptions(max_pool=True, stack=STACK).make_envs(N, seed=7)
+    other = StackedVectorEnv(PongVectorEnv(N, **SETTINGS), PONG, seed=7)
+    for actions in np.random.default_rng(0).integers(6, size=(20, N)):
+        assert np.array_equal(mine.states, other.states)
+        for games in (mine, other):
+            games.send(actions)
+            games.recv()
+    assert {*threading.enumerate()} == before
 
 
 def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:
