@@ -39,7 +39,7 @@ from torch.optim import Adam
 class Options(PlayerOptions):
     """Settings of this rung."""
 
-    steps: int = option(4, "frames per update; scales the batch", low=1, high=256, group="playing")
+    steps: int = option(4, "factor of batch, queue and epsilon", low=1, high=256, group="playing")
 
 
 def player_process(

@@ -33,7 +33,7 @@ from torch.func import grad_and_value
 
 
 def train(params: Options, run: Run) -> None:
-    # If all cores learn, this thread plays: another one would wait for a core.
+    # If torch uses all cores, this thread plays, because another one would wait for a core.
     all_learn = run.device.type == "cpu" and torch.get_num_threads() >= cores()
     threads = 1 if all_learn else playing_threads(params.envs)
     games = pong_emulator.PongVectorEnv(
@@ -99,7 +99,7 @@ def train(params: Options, run: Run) -> None:
 
     saved = {"net": net, "explore": explore, "points": win_rate}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)  # train on if it failed
+    engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)  # if lost, explore more
     engine.run(collect())
     evaluate(net.agent(), run)
 

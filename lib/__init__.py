@@ -6,7 +6,7 @@ files beside them, which serve all four.
 
 import os
 
-# A thread of OpenMP that waits for the others spins this often before it sleeps. By default it
-# spins for milliseconds, on a core that another program or the awaited thread needs. Read when
-# torch is imported, on Linux; a value from the shell wins.
+# A waiting OpenMP thread polls this many times before it sleeps. By default it polls for
+# milliseconds, on a core that another program or the awaited thread needs. Linux's OpenMP reads
+# this when torch is imported; a value from the shell wins.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")

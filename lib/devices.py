@@ -1,4 +1,4 @@
-"""Features of a device. A run chooses by features, not by timings, so a seed repeats it."""
+"""Features of a device. Runs decide by these, never by timings, so a seed repeats a run."""
 
 import os
 import re

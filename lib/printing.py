@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 
 def open_streams() -> None:
-    """Keep printing from failing: discard text for a closed stream, escape foreign letters."""
+    """Ensure that printing cannot fail: discard text for closed streams, escape unknown letters."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115, open until exit
         if hasattr(stream, "reconfigure"):  # a notebook's stream has none
@@ -44,7 +44,7 @@ def show_elapsed(line: str) -> Iterator[None]:
     print_line(line)
     done = threading.Event()
     # The cursor waits at the beginning of the line, so clearing also removes a ^C.
-    layout = "{elapsed} (a minute or two the first time, then seconds)\r"
+    layout = "{elapsed} (a minute or two at the first start, later seconds)\r"
     within = bool(tqdm._instances)  # another clock runs already
     with tqdm(bar_format=layout, leave=False, disable=within or None) as clock:
 

@@ -41,7 +41,8 @@ def gather(device: torch.device, *tables: tuple[torch.Tensor, np.ndarray]) -> li
 def take_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Return ``table[numbers]``, and keep the compiler from fusing it with later operations.
 
-    A fused loop computes the address of every pixel once per use: an update of 256 states took 61
+    A fused loop would compute a pixel's address again for every use: an update of 256 states took
+        61
     ms instead of 48 on two cores.
     """
     # Copying whole rows takes a tenth of the time of table[numbers].

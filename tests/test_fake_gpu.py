@@ -398,4 +398,4 @@ def test_a_player_that_cannot_share_acts_on_the_cpu(refuse, message, tmp_path, c
         ForkingPickler.register(GpuTensor, no_sharing)
     assert waits == set()  # neither for updates, nor for the copy that the player acts with
     out, err = capfd.readouterr()
-    assert_said([f"the player on the GPU, it acts on the CPU: {message}"], out + err, tmp_path)
+    assert_said([f"acting on the GPU (the player uses the CPU): {message}"], out + err, tmp_path)

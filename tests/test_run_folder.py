@@ -446,7 +446,7 @@ def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start,
     check("episodes/time_passed", dict(enumerate(games, start=1)))
     check("outcome/minutes", {0: after(64, 45) / 60})
     check("outcome/fps", {0: fps(full, (64, 45))})
-    assert f"frame 20: filling ({fps((0,), full):.0f} FPS) made no updates" in run.out
+    assert f"frame 20; filling made {fps((0,), full):.0f} FPS, without updates" in run.out
     told = [f"{pace[0]:.0f} FPS", *[f"{pace[1]:.0f} FPS"] * 2]
     told = ["filling", "filling", "training", *told]
     averages = accumulate(range(6), lambda average, reward: 0.98 * average + 0.02 * reward)
@@ -586,7 +586,7 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
     assert "is a run of tiny.py" in refused(script="other.py")
     assert "--run-dir: a resumed run stays in its folder" in refused("--run-dir", "elsewhere")
     assert "--learning-rate" in refused("--learning-rate", "1e-3")
-    assert "has played 45 frames" in refused("--max-frames", "45")
+    assert "has already played 45 frames" in refused("--max-frames", "45")
     assert "no checkpoint in a folder" in refused(folder=place)
     runs = [run.folder, *(Path(f"{run.folder}-{number}") for number in range(2, 8))]
     for age, other in enumerate(runs):

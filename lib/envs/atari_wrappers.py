@@ -52,8 +52,9 @@ class Skip(gym.Wrapper):
 
     With ``max_pool``, return the pixelwise maximum of the last two frames, because the Atari 2600
     draws some objects only in every other frame. The Nature paper, ptan and Stable-Baselines3 take
-    it in colour. With ``obs_type="grayscale"`` it is taken in grey, as in ALE's vector environment
-    and gymnasium's ``AtariPreprocessing``. The two differ by up to 16 greys.
+    the maximum in colour. With ``obs_type="grayscale"`` it is the maximum in grey, as in ALE's
+    vector environment and gymnasium's ``AtariPreprocessing``. The results differ by up to 16 grey
+    levels.
 
     >>> env = Skip(gym.make("PongNoFrameskip-v4"), skip=4, max_pool=True)
     """
@@ -79,8 +80,7 @@ class Skip(gym.Wrapper):
 class EpisodicLife(gym.Wrapper):
     """End the episode with every lost life, but reset the game only when it is over.
 
-    So the learner sees that a lost life ends all later rewards, and the agent still plays whole
-    games.
+    To the learner a lost life is the end, but the agent plays whole games.
 
     >>> env = EpisodicLife(gym.make("BreakoutNoFrameskip-v4"))
     """
@@ -259,7 +259,7 @@ class LifeStack(FrameStack):
 def make_atari(
     env_id: str, *, noop_max: int = 30, skip: int = 4, max_pool: bool = True, **kwargs: Any
 ) -> gym.Env:
-    """Make an Atari game that counts in agent steps and reports whole games.
+    """Make an Atari game with no-op starts and frame skip.
 
     When a game ends, ``info["episode"]`` has its unclipped reward ``r`` and its length ``l`` in
     agent steps, whatever wrappers follow.
@@ -276,7 +276,7 @@ def make_atari(
     """
     check_env_id(env_id)
     if "frameskip" in kwargs:
-        raise ValueError("frameskip would multiply the frame skip: give skip instead")
+        raise ValueError("make_atari skips frames itself: pass skip, not frameskip")
     env = gym.make(env_id, **kwargs)
     if noop_max:
         env = NoopReset(env, noop_max)

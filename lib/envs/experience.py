@@ -27,7 +27,7 @@ class Transitions(NamedTuple):
 
     actions: np.ndarray  # int64, (n,)
     rewards: np.ndarray  # float32, (n,), as the wrappers pass them on
-    terminated: np.ndarray  # bool, (n,): no value follows; False for truncated episodes
+    terminated: np.ndarray  # bool, (n,): do not bootstrap; False for truncated episodes
     frames: np.ndarray  # uint8, (n, height, width): the newest frame of each next state
     episode_starts: np.ndarray  # bool, (n,): the state begins an episode
     first_frames: np.ndarray  # uint8, (episodes, height, width): the frames of those states
@@ -40,9 +40,9 @@ class ExperienceSource:
     Iterating yields lists of ``steps`` steps. Each step chooses all actions before playing any.
 
     A game's state is spread over the emulator and all wrappers, so a checkpoint stores how each
-    game began and its actions, and loading it plays them again. The emulator's state after the
-    previous game belongs to the beginning, because ALE randomises the RAM of some games. Games must
-    not be random in other ways, as with sticky actions.
+    game began and its actions, and loading it plays them again. How it began includes the
+    emulator's state after the previous game, because ALE randomises the RAM of some games.
+    Replaying fails if games are random in other ways, such as sticky actions.
 
     Args:
         envs: Atari games whose observations are ``LazyFrames``.

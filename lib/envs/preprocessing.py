@@ -3,15 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-# The 64 rows between the walls, without the lowest four. After halving, these would only add a row
-# that the second convolution, of stride 2, does not reach.
+# The 64 rows between the walls, without the lowest four. At half the resolution, these would only
+# add a row to the first convolution's output, which the second one, of stride 2, does not reach.
 PONG_ROWS = (13, 73)
 PONG_ACTIONS = (0, 2, 3)  # stay, up and down; the other three do the same
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The input that a network expects, and the actions that its values belong to.
+    """A network's input, and the game's actions that its outputs stand for.
 
     Checkpoints store it. The defaults are DeepMind's (Mnih et al., Nature 518 (2015), methods).
 

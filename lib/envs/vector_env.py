@@ -24,7 +24,7 @@ class VectorStep(NamedTuple):
     """The outcome of a step of all games; arrays of length n."""
 
     rewards: np.ndarray  # float32, clipped to their sign
-    terminated: np.ndarray  # bool: no value follows; the game is over, or a life is lost
+    terminated: np.ndarray  # bool: do not bootstrap; the game is over, or a life is lost
     done: np.ndarray  # bool: terminated or truncated; the state is already the next episode's
     frames: np.ndarray  # uint8, (n, 1, height, width): the newest, of the old game if it ended
     episodes: list[Episode | None]  # the whole games that ended
@@ -54,7 +54,7 @@ def ale_games(
 def fast_games(
     env_id: str, num_envs: int, max_pool: bool, threads: int = 0, **settings: Any
 ) -> Any:
-    """Make Pong with ``pong_emulator`` if Numba can compile it, otherwise with ``ale_games``.
+    """Make Pong with ``pong_emulator`` if it works here, any other game with ``ale_games``.
 
     Both play the same games, pixel for pixel.
     """
@@ -134,7 +134,7 @@ class StackedVectorEnv:
 class VectorExperienceSource:
     """Step a vector environment forever, while the network learns.
 
-    Iterating yields lists of one step, the previous one, because the games already play the next.
+    Each iteration starts a step, and yields the one before in a list; the first list is empty.
     ``agent`` maps uint8 states (n, stack, height, width) to actions, int64 (n,).
     """
 

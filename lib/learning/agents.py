@@ -66,7 +66,7 @@ class EpsilonGreedyAgent(EpsilonGreedy):
 
 
 class Exploration(EpsilonGreedy):
-    """Epsilon-greedy over given actions, for a rung that needs the values of all states anyway."""
+    """Replace chosen actions by random ones with probability epsilon."""
 
     def __call__(self, chosen: torch.Tensor, frame: int) -> np.ndarray:
         """Return the actions to play at this frame, int64 (n,); ``chosen`` may be on any device."""
@@ -91,7 +91,8 @@ def sample_softmax(values: Any, temperature: float, noise: Any = None) -> Any:
     Args:
         values: float32 (n, actions), torch or NumPy.
         temperature: about a tenth of the usual gap between the best two values.
-        noise: Gumbel noise, (n, actions); the greatest sum is the sample. None: torch draws it.
+        noise: Gumbel noise, (n, actions); the sample has the greatest values + temperature * noise.
+            None: torch draws it.
     """
     if noise is None:
         noise = -torch.empty_like(values).exponential_().log()

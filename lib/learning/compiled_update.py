@@ -1,4 +1,4 @@
-"""An update as one closed function: compiled, in low precision, and a CUDA graph on the GPU.
+"""An update as one function without arguments, compiled and, on a GPU, one CUDA graph.
 
 ``torch.func`` computes the gradients, and Adam is written as tensor operations, so the compiler
 sees the whole update.
@@ -118,8 +118,8 @@ def try_compile(
     torch.compiler.set_stance("default")
     with show_elapsed(f"compiling the {name}; nothing is learned yet"):
         call_now = try_optimised(part, eager, make)
-    # Shapes, dtypes and closures stay from now on. Checking them before each call would take a
-    # tenth of an update.
+    # From now on shapes, dtypes and closures do not change, and checking them before each call
+    # would take a tenth of an update.
     torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
     return call_now
 
@@ -145,8 +145,8 @@ def graph_or_eager(
 class CapturedForward:
     """A function of states, for choosing actions; on a GPU, one CUDA graph.
 
-    The CPU takes longer to launch its twenty or so kernels than the GPU to run them. Batches may be
-    smaller than ``states_shape``.
+    Launching its twenty or so kernels takes longer than running them. Batches may be smaller than
+    ``states_shape``.
 
     Args:
         function: maps states, uint8 (n, stack, height, width), to one or more tensors (n, ...).
@@ -197,7 +197,8 @@ class CompiledUpdate:
         self._call, self._device, self._net, self._others = update, device, net, others
 
     def compile(self) -> None:
-        """Compile the update and, on a GPU, capture it; weights and random numbers stay."""
+        """Compile the update and, on a GPU, capture it; weights and random states stay as they
+        are."""
         with unchanged(self._device, [*self._net.changing, *self._others]):
             if compiles(self._device):
                 self._call = try_compile("update", self._call, self._device)

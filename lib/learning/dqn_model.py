@@ -70,8 +70,8 @@ class DQN(nn.Module):
     def pixels(self, states: torch.Tensor) -> torch.Tensor:
         """Scale states to [0, 1] and subtract each state's mean: the input of the convolutions.
 
-        Most pixels are background, which shifts all units alike. Adam would first correct that,
-        which may leave a layer of dead ReLUs that never learns.
+        Most pixels are the same background in every state and shift all units alike. Adam's first
+        updates would undo that, and may leave a layer of dead ReLUs that never learns.
         """
         # Convert and reorder (or copy) in one pass; scale and centre in place.
         dtype = next(self.conv.parameters()).dtype
@@ -147,8 +147,8 @@ class BlockConv2d(nn.Conv2d):
 
 def blocks(pixels: torch.Tensor) -> torch.Tensor:
     """Turn 2x2 blocks of pixels into channels: (n, c, h, w) to (n, 4 c, h / 2, w / 2)."""
-    # pixel_unshuffle puts a channel's four pixels next to each other. Then nothing is copied in
-    # whole vectors, and an update takes 1.6 times as long.
+    # pixel_unshuffle would put a channel's four pixels next to each other. Then nothing could be
+    # copied in whole vectors, and an update would take 1.6 times as long.
     n, channels, height, width = pixels.shape
     parts = pixels.view(n, channels, height // 2, 2, width // 2, 2).permute(0, 3, 5, 1, 2, 4)
     parts = parts.reshape(n, 4 * channels, height // 2, width // 2)

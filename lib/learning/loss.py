@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 def bellman_loss(q: torch.Tensor, next_q: torch.Tensor, batch: Batch, gamma: float) -> torch.Tensor:
     """Return the mean squared Bellman error of a batch, a float32 scalar.
 
-    No value follows a terminal state.
+    The target of a terminal transition is its reward alone.
 
     Source: Mnih et al., Nature 518 (2015), algorithm 1.
 
@@ -41,12 +41,12 @@ def lambda_returns(
 
     Args:
         rewards: float32, (time, environments), like the returns.
-        dones: 1.0 where a game ended with the step, (time, environments). No value follows, not
-            even after a truncated game.
+        dones: 1.0 where a game ended with the step, (time, environments). Returns do not cross it,
+            not even after a truncated game.
         values: greedy value of each state, and of the states after the last step, (time + 1,
             environments).
         gamma: discount per agent step.
-        q_lambda: lambda; 0: one-step targets; 1: only rewards, up to the end of the rollout.
+        q_lambda: lambda; 0: one-step targets; 1: rewards up to the rollout's end, then a value.
     """
     returns = torch.empty_like(rewards)
     next_return = values[-1]

@@ -1,7 +1,8 @@
 """A replay buffer that stores every frame once.
 
-Neighbouring stacked states share all frames but one. As a pair of stacks, a transition of 84x84
-pixels and four frames would take 2 * 4 * 84 * 84 = 56 KB; as its one new frame it takes 7 KB.
+Neighbouring stacked states share all frames but one. Stored as two stacks, a transition of 84x84
+pixels and four frames would take 2 * 4 * 84 * 84 = 56 KB; stored as the one frame that is new, it
+takes 7 KB.
 
 State and next state are the first and the last ``stack`` frames of a *window* of stack + 1 frames.
 At the start of an episode, a window repeats the first frame. The buffer stores the frame numbers of
@@ -32,7 +33,7 @@ class Batch(NamedTuple):
     states: torch.Tensor  # uint8, (batch, stack, height, width)
     actions: torch.Tensor  # int64, (batch,)
     rewards: torch.Tensor  # float32, (batch,)
-    terminated: torch.Tensor  # bool, (batch,): no value follows
+    terminated: torch.Tensor  # bool, (batch,): do not bootstrap
     next_states: torch.Tensor  # uint8, (batch, stack, height, width)
 
 
@@ -72,7 +73,7 @@ class ReplayRings:
             torch.zeros((capacity, window), dtype=torch.int64, device=place),
             *(torch.zeros(capacity, dtype=dtype, device=place) for dtype in DTYPES),
         ]
-        # For each transition, the oldest frame that it or a later one shows.
+        # For each transition, the oldest frame of all that were stored with it.
         self._needed = np.empty(capacity, dtype=np.int64)
         self._frames_written = self.added = 0
         self._oldest = 0  # the oldest transition in the buffer

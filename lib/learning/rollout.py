@@ -115,7 +115,7 @@ class Rollout:
         self.position.zero_()
 
     def sample(self, batch_size: int) -> Targets:
-        """Return the next frames of the finished rollout; each pass has the same random order."""
+        """Return the next frames, in a random order that is drawn once per rollout."""
         places = self.position + torch.arange(batch_size, device=self.position.device)
         self.position.add_(batch_size)
         drawn = self._order[places % len(self)]

@@ -72,5 +72,5 @@ class ProgressSchedule:
 
 
 def maximum(*schedules: Schedule) -> Schedule:
-    """Return the highest of several schedules."""
+    """Return a schedule with the greatest value of several, at each frame."""
     return lambda frame: max(schedule(frame) for schedule in schedules)

@@ -1,7 +1,7 @@
 """Mixed-precision weights, with or without an average, and Adam as tensor operations.
 
 All weights of one precision lie in one tensor. So Adam is one or two loops, which compile fast, and
-a compiled update begins sooner, because it gets 20 tensors instead of 80.
+calling a compiled update costs less, because it gets 20 tensors instead of 80.
 """
 
 import copy
@@ -110,9 +110,10 @@ class MixedWeights:
 
 
 class AveragedWeights(MixedWeights):
-    """Weights with an exponential moving average (EMA), which acts and is saved.
+    """Weights with an exponential moving average (EMA), which chooses actions.
 
-    It is a steadier agent than the last weights, because single updates change single decisions.
+    The average is the agent that plays. The last weights are less steady, because one update can
+    change a decision.
 
     Attributes:
         ema_step: 1 - decay of the average, a tensor; 1 copies the weights.

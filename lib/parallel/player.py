@@ -3,8 +3,7 @@
 The queue is a duplex pipe. The player sends its steps, and the trainer answers with the number of
 steps it has taken. A player that is ``bound`` steps ahead waits for this answer.
 
-If one side dies, the other reads the end of the pipe at once; a ``multiprocessing.Queue`` could
-hang.
+If one process dies, the other gets an EOFError at once; a ``multiprocessing.Queue`` could hang.
 """
 
 import copy
@@ -80,7 +79,7 @@ class Player:
 
     def __enter__(self) -> Self:
         if any(map(_is_on_gpu, self._args)):
-            part = "the player on the GPU, it acts on the CPU"
+            part = "acting on the GPU (the player uses the CPU)"
             if self._on_gpu and try_optimised(part, False, self._start):
                 return self
             self._args = tuple(map(self._for_cpu, self._args))
@@ -142,7 +141,7 @@ class Player:
 
     def __iter__(self) -> Iterator[list[Transitions]]:
         # Count waits, not time: a pause of the whole run (Ctrl-Z) is not the player's fault.
-        seconds_left = max(self.timeout, START_SECONDS)
+        limit = seconds_left = max(self.timeout, START_SECONDS)
         while not self._lost:
             taken: list[Transitions] = []
             try:
@@ -153,11 +152,11 @@ class Player:
                 seconds_left -= 0 if taken else WAIT_SECONDS
                 if seconds_left <= 0:
                     self.process.kill()  # it would not notice a closed pipe
-                    raise Failure(f"the player sent nothing for {self.timeout:g} seconds")
+                    raise Failure(f"the player sent nothing for {limit:g} seconds")
             except Failure as failure:
                 self._lost = failure
             if taken:
-                seconds_left = self.timeout
+                limit = seconds_left = self.timeout
                 for copied in self._copies:
                     copied.refresh()
                 with suppress(OSError):  # if the player has ended, the next message says so
@@ -189,7 +188,8 @@ def _is_on_gpu(arg: Any) -> bool:
 
 
 class Packed:
-    """Arguments that arrive as bytes, so that ``_run_player`` unpickles and reports errors."""
+    """Arguments that arrive as bytes, so that ``_run_player`` unpickles them, and reports
+    errors."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
         self.args = args
@@ -200,9 +200,9 @@ class Packed:
 
 @contextmanager
 def signals_blocked(numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
-    """Start processes that never see the signals that end a run; the trainer decides.
+    """Block the signals that end a run in processes that are started meanwhile.
 
-    Signals reach all processes of a terminal or job; this one gets them afterwards.
+    The trainer decides when they end. This process gets signals of that time afterwards.
     """
     if sys.platform == "win32":
         yield

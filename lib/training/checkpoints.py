@@ -1,8 +1,8 @@
 """Checkpoints of a run: RUN_DIR/checkpoints/ has latest.pt, previous.pt, best.pt and solved.pt.
 
 A checkpoint holds the training state, the settings and the lengths of the event files. A resumed
-run cuts the files to these lengths. A file gets its name once it is on the disk, so there is always
-a whole one; ``previous.pt`` stands in for a damaged ``latest.pt``.
+run cuts the files to these lengths. A file is renamed to its name once it is on the disk, so there
+is always a whole one; ``previous.pt`` stands in for a damaged ``latest.pt``.
 """
 
 import math
@@ -35,7 +35,8 @@ class CheckpointError(Exception):
 
 
 def find_checkpoint(path: Path, *kinds: str) -> Path:
-    """Return the file itself, or the first of these kinds (default: ``KINDS``) in a run folder."""
+    """Return a path that is a file, or the first of these kinds (or of ``KINDS``) in a run
+    folder."""
     for file in (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds or KINDS)):
         if file.is_file():
             return file

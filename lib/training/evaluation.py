@@ -76,12 +76,12 @@ def play_games(
 ) -> Iterator[list[tuple[int, Episode]]]:
     """Play every game to its end, all at once.
 
-    ``q_function`` takes states on ``device``. Each game draws its own random actions, so it does
-    not depend on the others, unless ``q_function`` does.
+    ``q_function`` takes states on ``device``. Each game draws its own random actions, so none
+    depends on the others, unless ``q_function``'s values depend on the whole batch.
 
     Yields:
-        During each step, the games that ended with the step before, each with its number; then
-        those that ended last.
+        While a step is played, the games that ended in the step before, as (number, episode); at
+        the end, those that ended last.
     """
     randoms = [stream(seed, ACTIONS) for seed in games.seeds.tolist()]
     actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))
@@ -130,7 +130,7 @@ def evaluate(q_function: QFunction, run: Run) -> None:
     most = Preprocessing.noop_max - 2  # ALE draws 0 to 29 emulated frames, FIRE included
     for tag, title, count, sticky in (
         ("reward", f"games after FIRE and up to {most} no-ops", EPISODES, 0.0),
-        ("sticky_reward", f"sticky actions ({STICKY:g}), not required", STICKY_EPISODES, STICKY),
+        ("sticky_reward", f"sticky actions ({STICKY:g}), not trained for", STICKY_EPISODES, STICKY),
     ):
         games = make_games(run.params.preprocessing, SEED + np.arange(count), sticky)
         rewards = [0.0] * count
@@ -175,9 +175,9 @@ class Trial:
 
 
 def run_trial(agent: QFunction, engine: Engine, run: Run) -> Trial:
-    """Play ``--trial-games`` new games at once, with epsilon 0.01, or until a signal arrives.
+    """Play ``--trial-games`` new games at once, until one is lost or a signal arrives.
 
-    Seed and frame decide which games. They begin with FIRE and up to 58 no-ops.
+    The run's seed and frame determine the games, which begin with FIRE and up to 58 no-ops.
     """
     params = run.params
     seeds = game_seeds(params.seed, params.trial_games, TRIAL, engine.state.frames)
@@ -209,7 +209,7 @@ def describe(rewards: Sequence[float]) -> str:
 
 
 def read_agent(place: str | Path) -> tuple[DQN, Preprocessing]:
-    """Load the agent of a checkpoint, or of the best one in a run folder."""
+    """Load the agent of a checkpoint, or of the first of ``KINDS`` in a run folder."""
     return load_agent(read_checkpoint(find_checkpoint(Path(place))))
 
 

@@ -19,7 +19,7 @@ from lib.training.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
 PLACES = ("cuda", "device", "play_device")  # where a run computes; it may move when resumed
-NEAR = 0.84  # similarity of a typo: seeds and --seed have it, n-steps and --steps do not
+NEAR = 0.84  # similarity of a typo: seeds is near enough to --seed, n-steps is not to --steps
 SYNONYMS = {"gpu": "--cuda", "cpu": "--device cpu", "load": "--init-from", "games": "--episodes"}
 SYNONYMS |= dict.fromkeys(("n-envs", "num-envs"), "--envs")
 SYNONYMS |= dict.fromkeys(("logdir", "tensorboard-log", "run-name", "exp-name"), "--run-dir")
@@ -97,9 +97,11 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     for name, value in settings.items():
         fixed = not entries[name].metadata["may_change"] and name not in PLACES
         if fixed and getattr(params, name) != value:
-            parser.error(f"--{name.replace('_', '-')}: the run in {params.resume} has {value}")
+            parser.error(f"--{name.replace('_', '-')}: the run in {params.resume} keeps {value}")
     if 0 < params.max_frames <= played:
-        parser.error(f"--max-frames: the run in {params.resume} has played {played:,} frames")
+        parser.error(
+            f"--max-frames: the run in {params.resume} has already played {played:,} frames"
+        )
     if solved and params.stop_reward <= (goal := settings["stop_reward"]):
         on = f"watch it with play.py, or train on with a --stop-reward above {goal:g}"
         parser.error(f"--resume: the run in {params.resume} is solved: {on}")

@@ -36,7 +36,7 @@ FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
 CHECK_EVERY = 1_000  # updates between checks whether the network has died
 ALPHA = 0.98  # of the smoothed reward and loss
-TRIAL_EVERY = 25  # episodes between trials; with over 100 games, a quarter of their number
+TRIAL_EVERY = 25  # episodes between trials; over 100 environments: a quarter of them
 
 
 def attach_handlers(
@@ -135,7 +135,7 @@ def load_weights(saved: dict[str, Any], run: Run) -> None:
     weights = read_agent(place := run.params.init_from)[0].state_dict()
     try:
         for part in (saved[name] for name in ("net", "target_net") if name in saved):
-            state = part.state_dict()  # in 06 to 08 also Adam's moments and an average
+            state = part.state_dict()  # in 06 to 08 and 10 also Adam's moments and an average
             parts = dict.fromkeys({"weights", "ema"} & state.keys(), weights)
             part.load_state_dict(state | parts if parts else weights)
     except (KeyError, RuntimeError):
@@ -218,7 +218,7 @@ class Speed:
 class AverageLoss:
     """Exponential moving average of the loss, computed every ``LOG_EVERY`` updates.
 
-    Smoothing every loss on its device would take more kernels than some updates.
+    Smoothing every loss on the GPU would launch more kernels than some updates do.
     """
 
     def __init__(self) -> None:
@@ -268,7 +268,7 @@ def warn_if_network_died(engine: Engine, net: Any) -> None:
 
     def look() -> None:
         nonlocal last
-        state = net.state_dict()  # in 06 to 08 also Adam's moments
+        state = net.state_dict()  # in 06 to 08 and 10 also Adam's moments
         first = next(iter(state.get("weights", state).values())).clone()
         if last is not None and torch.equal(first, last):
             print_line(
@@ -284,7 +284,7 @@ def warn_if_network_died(engine: Engine, net: Any) -> None:
 def stop_early(engine: Engine, run: Run) -> None:
     """Stop after ``--max-frames``, or on a signal; a second Ctrl-C stops at once.
 
-    The update is finished first; ignite alone may stop before an update that it has counted.
+    The update is finished first. Without this, ignite may count an update and stop before it.
     """
 
     def stop(number: int, _: object) -> None:

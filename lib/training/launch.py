@@ -82,7 +82,7 @@ def launch(
             print_line(f"{free} of {cores()} cores free, so torch uses no more (see --threads)")
         for notice in params.notices():
             print_line(notice)
-        if params.stop_reward is None:
+        if params.stop_reward is None and not params.max_frames:
             print_line("no goal: set --stop-reward or --max-frames, or stop the run with Ctrl-C")
         if checkpoint:
             frames, updates = (checkpoint["progress"][name] for name in ("frames", "iteration"))
@@ -160,8 +160,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # ``load_checkpoint`` cuts the files to these lengths. The checkpoint does not know the files of
-    # a resumed run that saved none: they get length 0.
+    # ``load_checkpoint`` cuts the files to these lengths. It does not list those of a resumed run
+    # that ended before it saved one: they get length 0.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}
@@ -201,7 +201,7 @@ def changed(params: Options) -> list[str]:
     usual, parts = usual.resolved(), list[str]()
     for entry in reversed(fields(params)):  # the rung's own come first
         value, name = getattr(params, entry.name), shortened(entry.name)
-        # in the name already, or never
+        # not in the list: already in the name, or free to change on --resume
         excluded = entry.metadata["may_change"] or entry.name in ("seed", "env", "init_from")
         if not excluded and value != getattr(usual, entry.name):
             number = f"{value:g}" if isinstance(value, float) else value

@@ -95,7 +95,7 @@ class CommonOptions:
     temperature = 0.0  # of the softmax over action values; 0: greedy
 
     def resolved(self) -> Self:
-        """Return a copy with the device, the goal and ``auto`` resolved."""
+        """Return a copy with device, goal and precision filled in."""
         device, goal = self._asked_device, self.stop_reward
         if goal is None and self.env.startswith("Pong"):
             goal = PONG_GOAL
@@ -187,7 +187,7 @@ class PlayerOptions(ReplayOptions):
     )
     play_device: str = playing_option("", "device for the player's own network copy (cpu, cuda:1)")
     sync_frames: int = playing_option(
-        0, "frames between refreshes of this copy; 0: live weights (4 with --play-device)", low=0
+        0, "frames between updates of the copy; 0: live weights, or 4 with --play-device", low=0
     )
     player_timeout: float = timeout_option()
 

@@ -21,12 +21,12 @@ from ignite.engine.events import CallableEventWithFilter
 class PlayEvents(EventEnum):
     """Events of playing, besides ignite's ``Events``."""
 
-    FRAMES_PLAYED = "frames_played"  # new transitions are in the replay buffer
+    FRAMES_PLAYED = "frames_played"  # new transitions are recorded
     FILLING_PROGRESS = "filling"  # once every 1,000 frames until training begins
     TRAINING_BEGINS = "training_begins"  # before the first update
     EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
     BOUND_REWARD_REACHED = "reached"  # avg_reward reached --stop-reward for the first time
-    TRIAL_STEP = "trying"  # a step of all games of a trial
+    TRIAL_STEP = "trying"  # a step of half of a trial's games
     TRIAL_COMPLETED = "tried"  # the agent that would be saved has played its trial
     SOLVED = "solved"  # avg_reward reached it, and the agent passed its trial, if any
 

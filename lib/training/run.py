@@ -21,7 +21,7 @@ from torch.utils.tensorboard import summary
 
 # Errors without an exception class in torch, such as those of cuDNN and cuBLAS.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
-# A closed terminal, and the warnings of batch systems before they kill; not on Windows.
+# Signals of a closed terminal, and of batch systems before they kill; Windows has none.
 WARNINGS = [n for n in signal.Signals if n.name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")]
 SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, *WARNINGS)  # they end a run
 
@@ -94,7 +94,7 @@ def end_on_signals() -> None:
 
 
 def on_signals(handler: Callable[[int, Any], Any]) -> None:
-    """Handle Ctrl-C, SIGTERM and ``WARNINGS``, except ignored ones: SIGHUP under ``nohup``."""
+    """Handle Ctrl-C, SIGTERM and ``WARNINGS``, unless ignored, as SIGHUP is under ``nohup``."""
     asked = [number for number in WARNINGS if signal.getsignal(number) is not signal.SIG_IGN]
     set_signals(dict.fromkeys([signal.SIGINT, signal.SIGTERM, *asked], handler))
 
@@ -112,7 +112,7 @@ def describe_device_error(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or "can't allocate memory" in line:
         return f"out of memory: {line or 'Python'}; a smaller --replay-size may fit"
     if "shared memory" in line:
-        return f"{line}; it is in /dev/shm (Docker: --shm-size=1g)"
+        return f"{line}; enlarge /dev/shm (Docker: --shm-size=1g)"
     if isinstance(error, torch.OutOfMemoryError):
         sentences = line.split(". ")[:3]  # requested, free; advice follows
         return ". ".join(sentences) + "; a smaller --batch-size or --replay-size may fit"

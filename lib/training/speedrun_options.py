@@ -10,7 +10,7 @@ from lib.training.options import PrecisionOptions, option, playing_option, too_l
 
 @dataclass(frozen=True)
 class SpeedrunOptions(PrecisionOptions):
-    """Settings of parallel Q(lambda) on Pong's part of the picture, at half the resolution."""
+    """Settings of parallel Q(lambda) on the rows between Pong's walls, at half the resolution."""
 
     learning_rate: float = option(5e-4, "learning rate of Adam at the start", low=1e-12, high=1)
     learning_rate_final: float = option(6e-5, "learning rate of Adam at the end", low=1e-12, high=1)
@@ -22,7 +22,11 @@ class SpeedrunOptions(PrecisionOptions):
     envs: int = playing_option(32, "environments, stepped together", low=1, high=16_384)
     rollout: int = playing_option(64, "frames of each environment in a rollout", low=1, high=1_024)
     trial_games: int = option(
-        64, "new games to win, with a mean of --stop-reward or more", low=1, high=1_024, group="run"
+        64,
+        "new games that the agent must win at the end, with a mean of --stop-reward",
+        low=1,
+        high=1_024,
+        group="run",
     )
     q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", low=0, high=1)
     stack: int = wrapper_option(2, "stacked frames per state", low=1, high=16)
@@ -36,15 +40,20 @@ class SpeedrunOptions(PrecisionOptions):
     epsilon_frames: int = playing_option(
         100_000, "frames over which epsilon falls, from the first frame on", low=1
     )
-    epsilon_floor: float = playing_option(0.06, "lower bound of epsilon; also falls", low=0, high=1)
-    vector_env = True  # states come from ALE's vector environment, not from wrappers
+    epsilon_floor: float = playing_option(
+        0.06,
+        "lower bound of epsilon, which falls to --epsilon-final as points are won",
+        low=0,
+        high=1,
+    )
+    vector_env = True  # preprocess like ALE's vector environment, not like the wrappers
 
     @property
     def preprocessing(self) -> Preprocessing:
         return replace(super().preprocessing, half=True, rows=PONG_ROWS, actions=PONG_ACTIONS)
 
     def validation_error(self) -> str | None:
-        size = 2 * self.stack * 42 * 42  # of a frame's states in two rollouts
+        size = 2 * self.stack * 42 * 42  # a frame's state, in this rollout and the last
         return too_large("rollout", self.rollout * self.envs, size) or super().validation_error()
 
 
@@ -55,7 +64,7 @@ class SharedCoresOptions(SpeedrunOptions):
     threads: int = option(
         0, "threads of torch; 0: half of the free cores", 0, 1_024, group="run", may_change=True
     )
-    any_game: bool = playing_option(False, "use all actions and the whole picture, not Pong's part")
+    any_game: bool = playing_option(False, "play any game: all its actions, the whole picture")
     schedule_frames: int = option(
         10_000_000, "with --any-game: frames over which learning rate, epochs, epsilon fall", low=1
     )

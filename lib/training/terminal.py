@@ -30,8 +30,8 @@ class Terminal:
 
     def __init__(self, run: Run) -> None:
         self.params, self.before = run.params, run.frames_before
-        # tqdm's rate would mix the phases. The cursor waits where the bar begins: at its end the ^C
-        # of Ctrl-C would not fit.
+        # No rate, because tqdm would average over both phases. The cursor stays where the bar
+        # begins: at its end there is no room for the ^C of Ctrl-C.
         layout = "{desc} |{bar}| {percentage:3.0f}%\r"
         settings = {"leave": False, "disable": None, "dynamic_ncols": True}
         self.bar = Bar(desc="starting", total=1.0, bar_format=layout, **settings)
@@ -54,7 +54,7 @@ class Terminal:
 
     def training_begins(self, engine: Engine) -> None:
         state = engine.state
-        reason = f": {self.before_training} ({state.avg_fps:,.0f} FPS) made no updates"
+        reason = f"; {self.before_training} made {state.avg_fps:,.0f} FPS, without updates"
         full = 0 < self.initial <= self.before  # of the resumed run
         print_line(f"training begins at frame {state.frames:,}{'' if full else reason}")
 
