@@ -6,7 +6,15 @@ import sys
 from unittest.mock import Mock
 
 from lib import devices
-from lib.devices import choose_precision, compiles, cores, missing_device
+from lib.devices import (
+    choose_precision,
+    compiles,
+    cores,
+    first_line,
+    missing_device,
+    playing_threads,
+)
+from lib.gpu_checks import fallbacks, try_optimised
 from lib.training import launch as rungs
 from lib.training.flags import parse
 from lib.training.machine import free_cores, prepare_torch
@@ -60,7 +68,7 @@ def test_precision_follows_from_the_gpu(monkeypatch, gpus, capability, precision
 
 
 def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus):
-    assert missing_device("cuda:1") is None
+    assert missing_device("cuda:1") is missing_device("mps") is None
     assert "cuda:2: it finds 2 GPUs" in missing_device("cuda:2")
     for name in ("xpu", "cuda:01"):
         assert f"{name!r} is not cpu, cuda" in missing_device(name)
@@ -69,6 +77,10 @@ def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus):
     for fault, message in (
         (AssertionError("Torch not compiled with CUDA enabled"), "install a torch for CUDA"),
         (torch.AcceleratorError("CUDA error: no kernel image\nCUDA"), "image; install a torch for"),
+        (
+            RuntimeError("CUDA error: out of memory"),
+            "out of memory; other programs fill its memory",
+        ),
     ):
         monkeypatch.setattr(torch, "ones", Mock(side_effect=fault))
         assert message in one_line(missing_device("cuda"))
@@ -78,6 +90,17 @@ def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus):
     assert message.endswith("--replay-size may fit")
     assert describe_device_error(RuntimeError("cuDNN error: X\nmore")) == "cuDNN error: X"
     assert describe_device_error(RuntimeError("a mistake")) is None  # which needs its traceback
+
+
+def test_what_fails_is_told_in_the_line_of_its_error_that_says_why():
+    compiler = (
+        "backend='inductor' raised:\nC++ compile error\n\n a.cpp:1:9: fatal error: no Python.h"
+    )
+    assert first_line(RuntimeError(compiler)) == "a.cpp:1:9: fatal error: no Python.h"
+    assert first_line(RuntimeError("Inductor raised:\n\n no g++ \nmore")) == "no g++"
+    assert first_line(MemoryError()) == "MemoryError"
+    assert try_optimised("a part", 7, Mock(side_effect=KeyError("x" * 400))) == 7
+    assert fallbacks == ["a part: KeyError: '" + "x" * 299]
 
 
 def test_the_switches_of_torch_are_those_that_were_asked_for(tmp_path):
@@ -135,8 +158,12 @@ def test_a_container_may_count_its_cores_anew_and_limit_them_and_memory(monkeypa
         one = "100000" if limit.parent == tmp_path else ""  # version 2 has both in one file
         for text, count in (("max", 2), ("-1", 2), ("150000", 1), ("50000", 1)):
             limit.write_text(f"{text} {one}")
-            assert cores() == free_cores() == count
+            assert cores() == free_cores() == playing_threads(1_000) == count
         limit.unlink()
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on Windows
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert cores() == 6
+    assert [playing_threads(games) for games in (1, 15, 16, 1_000)] == [1, 1, 2, 4]
     for limit in (tmp_path / "memory.max", tmp_path / "memory" / "memory.limit_in_bytes"):
         limit.write_text("max\n")
         assert ReplayOptions(replay_size=10**6, env="Pong").validation_error().startswith("--env")
