@@ -111,8 +111,8 @@ class FakeGpu(BackendModule):
         self.recording: set[object] = set()  # pools of captures that the allocator takes for begun
         self.captures_random = False  # whether random numbers take a capture for begun
         self.launches = 0  # of kernels, and of graphs
-        self.streams: list[FakeStream] = []
-        self.stream = FakeStream(self.streams)
+        FakeStream.all.clear()
+        self.stream = FakeStream()
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation, which may be one of the CPU alone."""
@@ -289,7 +289,7 @@ class FakeGraph:
         if gpu.recording:
             raise RuntimeError("INTERNAL ASSERT FAILED: a capture is underway")
         gpu.synchronize()
-        for stream in gpu.streams:
+        for stream in FakeStream.all:
             gpu.stream.wait_stream(stream)
         before, gpu.stream = gpu.stream, FakeStream()
         gpu.graph, pool = self, pool or object()
@@ -309,15 +309,14 @@ class FakeGraph:
 class FakeStream:
     """A stream: its work is done at once, but others must wait for it."""
 
-    device = NAME
+    device, all = NAME, list["FakeStream"]()
 
-    def __init__(self, streams: "list[FakeStream] | None" = None) -> None:
+    def __init__(self) -> None:
         self.launched, self.seen = 0, dict[FakeStream, int]()
-        self.streams = gpu.streams if streams is None else streams
-        self.streams.append(self)
+        FakeStream.all.append(self)
 
     def work(self) -> None:
-        for other in self.streams:
+        for other in FakeStream.all:
             if other is not self and other.launched > self.seen.get(other, 0):
                 raise RuntimeError("a stream computes while another one may still write")
         self.launched += 1

@@ -6,14 +6,7 @@ import sys
 from unittest.mock import Mock
 
 from lib import devices
-from lib.devices import (
-    choose_precision,
-    compiles,
-    cores,
-    first_line,
-    missing_device,
-    playing_threads,
-)
+from lib.devices import compiles, cores, missing_device, playing_threads
 from lib.gpu_checks import fallbacks, try_optimised
 from lib.training import launch as rungs
 from lib.training.flags import parse
@@ -37,31 +30,25 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
 
 
-@pytest.mark.parametrize(
-    ("features", "onednn", "precision"),
-    [
+def test_precision_follows_from_the_device_or_is_asked_for(monkeypatch, gpus):
+    for features, onednn, precision in (
         ((), True, "float32"),
         (("avx512_bf16",), True, "bfloat16"),
         (("neon", "bf16"), True, "bfloat16"),
         (("neon", "bf16"), False, "float32"),  # Apple
-    ],
-)
-def test_precision_follows_from_the_cpu_or_is_asked_for(monkeypatch, features, onednn, precision):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(features, True))
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
-    options = parse(PrecisionOptions, "", [])
-    assert (options.precision, options.dtype) == (precision, getattr(torch, precision))
-    assert parse(PrecisionOptions, "", ["--amp"]).precision == "bfloat16"
-    assert parse(PrecisionOptions, "", ["--precision", "float32"]).precision == "float32"
-
-
-@pytest.mark.parametrize(("capability", "precision"), [((7, 5), "float32"), ((8, 0), "bfloat16")])
-def test_precision_follows_from_the_gpu(monkeypatch, gpus, capability, precision):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert choose_precision(torch.device("cuda")) == precision
-    assert parse(PrecisionOptions, "", ["--cuda"]).precision == precision
-    refused = CommonOptions(cuda=True, amp=True).validation_error()
-    assert refused is None if precision == "bfloat16" else "no units for bfloat16" in refused
+    ):
+        available = dict.fromkeys(features, True)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda known=available: known)
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda has=onednn: has)
+        options = parse(PrecisionOptions, "", [])
+        assert (options.precision, options.dtype) == (precision, getattr(torch, precision))
+        assert parse(PrecisionOptions, "", ["--amp"]).precision == "bfloat16"
+        assert parse(PrecisionOptions, "", ["--precision", "float32"]).precision == "float32"
+    for capability, precision in (((7, 5), "float32"), ((8, 0), "bfloat16")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        assert parse(PrecisionOptions, "", ["--cuda"]).precision == precision
+        refused = CommonOptions(cuda=True, amp=True).validation_error()
+        assert refused is None if precision == "bfloat16" else "no units for bfloat16" in refused
     # On Apple's GPU nothing is compiled, and bfloat16 is not the default.
     assert parse(PrecisionOptions, "", ["--device", "mps"]).precision == "float32"
     assert not compiles(torch.device("mps"))
@@ -96,9 +83,9 @@ def test_what_fails_is_told_in_the_line_of_its_error_that_says_why():
     compiler = (
         "backend='inductor' raised:\nC++ compile error\n\n a.cpp:1:9: fatal error: no Python.h"
     )
-    assert first_line(RuntimeError(compiler)) == "a.cpp:1:9: fatal error: no Python.h"
-    assert first_line(RuntimeError("Inductor raised:\n\n no g++ \nmore")) == "no g++"
-    assert first_line(MemoryError()) == "MemoryError"
+    assert devices.first_line(RuntimeError(compiler)) == "a.cpp:1:9: fatal error: no Python.h"
+    assert devices.first_line(RuntimeError("Inductor raised:\n\n no g++ \nmore")) == "no g++"
+    assert devices.first_line(MemoryError()) == "MemoryError"
     assert try_optimised("a part", 7, Mock(side_effect=KeyError("x" * 400))) == 7
     assert fallbacks == ["a part: KeyError: '" + "x" * 299]
 
@@ -178,11 +165,10 @@ def test_waiting_threads_sleep_soon_unless_the_shell_says_otherwise(shell: dict[
     """OpenMP reads this when torch is imported."""
     program = """
 import os, runpy, sys
-class Watch:
-    def find_spec(self, name, *_):
-        if name == "torch":
-            print(os.environ.get("GOMP_SPINCOUNT"))
-sys.meta_path.insert(0, Watch())
+def find_spec(name, *_):
+    if name == "torch":
+        print(os.environ.get("GOMP_SPINCOUNT"))
+sys.meta_path.insert(0, type("Watch", (), {"find_spec": find_spec}))
 sys.argv[1:] = ["--help"]
 runpy.run_path("01_baseline.py", run_name="__main__")
 """

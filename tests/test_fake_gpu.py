@@ -181,12 +181,8 @@ def test_what_is_timed_is_a_graph_that_keeps_what_it_reads():
 
 @pytest.mark.usefixtures("console")
 def test_thousands_of_games_are_a_launch_for_each_step(tmp_path, monkeypatch):
-    script, games = "10_thousands_of_games", []
-    module = importlib.import_module(script)
-    record_frames = module.record_frames
-    monkeypatch.setattr(
-        module, "record_frames", lambda *args: games.extend(args[2]) or record_frames(*args)
-    )
+    module = importlib.import_module(script := "10_thousands_of_games")
+    monkeypatch.setattr(module, "record_frames", recorded := Mock(wraps=module.record_frames))
     monkeypatch.setattr(pong_emulator, "PongVectorEnv", pong)
     settings = {"envs": 2, "batch_size": 20, "epochs": 2, "precision": "float32"}
     with in_place_of_cuda():
@@ -194,9 +190,9 @@ def test_thousands_of_games_are_a_launch_for_each_step(tmp_path, monkeypatch):
     assert fallbacks == []
     assert waits == set()
     assert gpu.launches < 6 * 35  # rollouts of 10 steps, each with two updates
+    games = [game for call in recorded.call_args_list for game in call.args[2]]
     assert [game.steps for game in games] == [10] * 10  # none of the last rollout
     assert Console.all[-1].checks == 5
-    games.clear()
     assert losses == plain_losses(script, tmp_path, **settings)
 
 
@@ -288,8 +284,11 @@ def test_after_a_failed_capture_there_are_others():
 # What does not work on a GPU is left out: failures that are planted in the fake one.
 
 
-CHOICE, UPDATE = "the CUDA graph that chooses actions: ", "the CUDA graph of the update: "
 REFUSED = "CUDA error: operation not permitted"
+CHOICE = f"the CUDA graph that chooses actions: {REFUSED}"
+UPDATE = f"the CUDA graph of the update: {REFUSED}"
+STEP = "the CUDA graph of a step: aten._local_scalar_dense.default: the CPU cannot wait"
+PIXELS = "games on the GPU: pixels are not those of the CPU"
 
 
 @contextlib.contextmanager
@@ -313,16 +312,6 @@ def assert_said(expected: list[str], printed: str, folder: Path) -> None:
     assert lines == [f"left out: {reason}" for reason in fallbacks]
 
 
-def test_an_update_goes_on_without_what_fails(tmp_path, capsys):
-    with in_place_of_cuda(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "graph", capture_that_raises)
-        stream = torch.cuda.current_stream()
-        losses, _ = train("06_compiled_update", tmp_path, NAME, **SMALL)
-        assert torch.cuda.current_stream() is stream
-    assert_said([f"{CHOICE}{REFUSED}", f"{UPDATE}{REFUSED}"], capsys.readouterr().out, tmp_path)
-    assert losses == plain_losses("06_compiled_update", tmp_path, **SMALL)
-
-
 class OneWrongPixel(Console):
     """Once, in the corner."""
 
@@ -336,33 +325,33 @@ class OneWrongPixel(Console):
 
 
 class NoGraph(Console):
-    """Its kernels refuse to be captured."""
+    """Its steps wait for the GPU, which cannot be captured."""
 
     def stepper(self, *tensors):
         step = super().stepper(*tensors)
-
-        def unless_captured() -> None:
-            if gpu.graph is not None:
-                raise RuntimeError(REFUSED)
-            step()
-
-        return unless_captured
+        return lambda: (self.changing.sum().item(), step())
 
 
 @pytest.mark.usefixtures("console")
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("script", "place", "fault", "expected"),
     [
-        (OneWrongPixel, ["games on the GPU: pixels are not those of the CPU"]),
-        (NoGraph, ["the CUDA graph of a step: " + REFUSED]),
+        ("06_compiled_update", torch.cuda, capture_that_raises, [CHOICE, UPDATE]),
+        ("10_thousands_of_games", pong_emulator, partial(pong, kind=OneWrongPixel), [PIXELS]),
+        ("10_thousands_of_games", pong_emulator, partial(pong, kind=NoGraph), [STEP]),
     ],
 )
-def test_games_go_on_without_what_fails(kind, expected, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pong_emulator, "PongVectorEnv", partial(pong, kind=kind))
-    with in_place_of_cuda():
-        losses, _ = train("10_thousands_of_games", tmp_path, NAME, **SMALL)
+def test_a_run_goes_on_without_what_fails(
+    script, place, fault, expected, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(pong_emulator, "PongVectorEnv", pong)
+    with in_place_of_cuda(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, "graph" if place is torch.cuda else "PongVectorEnv", fault)
+        stream = torch.cuda.current_stream()
+        losses, _ = train(script, tmp_path, NAME, **SMALL)
+        assert torch.cuda.current_stream() is stream
     assert_said(expected, capsys.readouterr().out, tmp_path)
-    assert losses == plain_losses("10_thousands_of_games", tmp_path / "other", **SMALL)
+    assert losses == plain_losses(script, tmp_path / "other", **SMALL)
 
 
 @pytest.mark.parametrize(

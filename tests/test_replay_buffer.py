@@ -3,7 +3,7 @@
 import operator
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, count, islice
 from typing import Any
 
@@ -163,14 +163,6 @@ def test_a_frame_is_stored_once_and_a_batch_is_cut_from_one_window():
     assert states.untyped_storage().data_ptr() == next_states.untyped_storage().data_ptr()
 
 
-def arrivals(envs: int, steps: int, count: int) -> Iterator[list[Transitions]]:
-    """What rungs store at once: so many steps of each game. All games but the first are short."""
-    rng, stream = np.random.default_rng(0), Stream(envs)
-    for _ in range(count):
-        ends = (rng.random((steps, envs)) < 0.7) & (np.arange(envs) > 0)
-        yield [stream.step(ended, ended) for ended in ends]
-
-
 PLAYING = {"01_baseline": {}, "02_n_envs": {"envs": 5, "steps": 3}}
 PLAYING |= {"06_compiled_update": {"envs": 8, "stack": 3}}
 
@@ -185,13 +177,15 @@ def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(scrip
     kind = DeviceReplayBuffer if script == "06_compiled_update" else ReplayBuffer
     size, stack = options.replay_size, options.preprocessing.stack
     buffer, model = kind(size, (stack, SIZE, SIZE)), NaiveModel(size, stack)
-    stream = arrivals(settings.get("envs", 1), settings.get("steps", 1), 2 * size)
-    for number, arrived in enumerate(stream):
-        buffer.extend(arrived)
+    steps, envs = settings.get("steps", 1), settings.get("envs", 1)
+    rng, stream = np.random.default_rng(0), Stream(envs)
+    for number in range(2 * size):  # all games but the first are short
+        ends = (rng.random((steps, envs)) < 0.7) & (np.arange(envs) > 0)
+        buffer.extend(arrived := [stream.step(ended, ended) for ended in ends])
         for step in arrived:
             model.append(step)
         sampled = unpack(buffer.sample(1_000))
-        newest = list(model.transitions)[-len(arrived) * len(arrived[0].actions) :]
+        newest = list(model.transitions)[-steps * envs :]
         assert set(newest) <= sampled <= set(model.transitions)
         if number % 3 == 0:
             state, buffer = buffer.state_dict(), kind(size, (stack, SIZE, SIZE))
