@@ -121,6 +121,7 @@ def test_a_player_acts_where_it_can_reach_the_weights(monkeypatch, gpus, tmp_pat
     windows = parse(PlayerOptions, "", ["--cuda"])
     assert (windows.training_device, windows.player_device) == (torch.device("cuda"), "cpu")
     assert all("the CPU" in [*options.notices()][-1] for options in (apple, windows))
+    assert not [*parse(PlayerOptions, "", []).notices()]
 
 
 @pytest.mark.skipif(cores() < (os.cpu_count() or 1), reason="a container's others are not seen")

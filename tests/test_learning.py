@@ -309,8 +309,8 @@ def test_adam_is_torchs_and_the_average_of_the_weights_follows_them_and_plays():
     net = AveragedWeights(network, torch.bfloat16, 1e-2, epsilon=0.1, float32_layers=last)
     plain, average = copy.deepcopy(network), copy.deepcopy(network)
     optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2, eps=0.1)
-    averages = []
     for share in (1.0, 0.5, 0.1):
+        assert share < 1 or net.ema_step == 1, "at first, the average is the weights"
         net.ema_step.fill_(share)
         gradients = {name: torch.randn_like(copy) for name, copy in net.compute.items()}
         net.adam(gradients)
@@ -319,17 +319,22 @@ def test_adam_is_torchs_and_the_average_of_the_weights_follows_them_and_plays():
         optimizer.step()
         for mean, weight in zip(average.parameters(), plain.parameters(), strict=True):
             mean.data.lerp_(weight.data, share)
-        averages.append(net.agent())
-        for part, expected in (("weights", plain), ("ema", average)):  # as they are saved
-            torch.testing.assert_close(net.state_dict()[part], dict(expected.named_parameters()))
-    for name, copied in net.named(net.ema_compute).items():
-        kept = averages[-1].get_parameter(name)
-        assert copied.dtype == (torch.float32 if name.startswith(last) else torch.bfloat16)
-        assert torch.equal(copied, kept.to(copied.dtype))
-        assert not torch.equal(kept, averages[0].get_parameter(name))
+    agent, state = net.agent(), net.state_dict()
+    for expected, saved, copies in (
+        (plain, state["weights"], net.compute),
+        (average, state["ema"], net.ema_compute),
+        (average, agent.state_dict(), net.ema_compute),
+    ):
+        torch.testing.assert_close(saved, dict(expected.named_parameters()))
+        for name, copied in net.named(copies).items():
+            assert copied.dtype == (torch.float32 if name.startswith(last) else torch.bfloat16)
+            assert torch.equal(copied, saved[name].to(copied.dtype))
     states = torch.randint(256, (5, 2, 36, 36), dtype=torch.uint8)
     values = net(net.ema_compute, states)
-    torch.testing.assert_close(values, averages[-1](states), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(values, agent(states), rtol=0.05, atol=0.05)
+    state["ema"]["fc.3.bias"] = torch.zeros(1)
+    with pytest.raises(RuntimeError, match="ema have names or shapes of another network"):
+        net.load_state_dict(state)
 
 
 def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch, program):

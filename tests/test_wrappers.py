@@ -87,7 +87,14 @@ def test_a_game_that_is_over_at_once_begins_again(wrapper, cut):
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_life_is_lost_when_there_are_fewer_but_some_left(cut):
     """A life may be won; where none is left, the game says that it is over, now or later."""
-    env = wrappers.EpisodicLife(inner := Scripted(*range(5), lives=[1, 2, 1, 0, 0], cut=cut))
+    inner = Scripted(*range(5), lives=[1, 2, 1, 0, 0], cut=cut)
+    env = wrappers.LifeStack(stacked(inner).env, 2)
+    env.reset()
+    first, second = zip(*(env.step(2)[0].frames for _ in range(4)), strict=True)
+    assert [frame.max() for frame in first] == [0, 2, 2, 3], "the second life begins with 2"
+    assert [frame.max() for frame in second] == [1, 2, 3, 4]
+    inner.begun, inner.actions = [], []
+    env = wrappers.EpisodicLife(inner)
     env.reset()
     ends = [env.step(2)[2:4] for _ in range(4)]
     assert ends == [(False, False), (True, False), (False, False), (not cut, cut)]
@@ -132,10 +139,6 @@ def test_a_game_cut_short_shows_nothing_in_the_next_one():
     assert [step.episodes[0] for step in steps] == [None, None, Episode(3.0, 3)] * 2
 
 
-def stay(states: np.ndarray) -> np.ndarray:
-    return np.zeros(len(states), np.int64)
-
-
 def test_a_vector_environment_loses_a_life_when_there_are_fewer_but_some_left():
     def outcome(lives: int, cut: bool = False) -> tuple:
         frames, no = np.zeros((1, 1, 84, 84), np.uint8), np.zeros(1, bool)
@@ -147,7 +150,7 @@ def test_a_vector_environment_loses_a_life_when_there_are_fewer_but_some_left():
         num_envs=1, single_action_space=spaces.Discrete(3), single_observation_space=picture
     )
     games.reset.return_value, games.recv.side_effect = outcome(1)[::4], [*outcomes, outcome(1)]
-    source = VectorExperienceSource(StackedVectorEnv(games, Preprocessing(PONG)), stay)
+    source = VectorExperienceSource(StackedVectorEnv(games, Preprocessing(PONG)), lambda _: [0])
     steps = [step for (step,) in islice(source, 1, 7)]
     assert [step.terminated.item() for step in steps] == [False, True, *[False] * 4]
     assert [step.episode_starts.item() for step in steps] == [True, False, True, False, False, True]
@@ -155,7 +158,7 @@ def test_a_vector_environment_loses_a_life_when_there_are_fewer_but_some_left():
 
 def test_ales_games_report_unclipped_points():
     games = ale_games("SkiingNoFrameskip-v4", 1, max_num_frames_per_episode=40)
-    source = VectorExperienceSource(StackedVectorEnv(games, Preprocessing(PONG)), stay)
+    source = VectorExperienceSource(StackedVectorEnv(games, Preprocessing(PONG)), lambda _: [0])
     *_, last = (step for (step,) in islice(source, 1, 11))
     assert last.rewards == -1
     assert (last.episodes[0].steps, last.episodes[0].reward < -20) == (10, True)
