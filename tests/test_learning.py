@@ -332,6 +332,10 @@ def test_adam_is_torchs_and_the_average_of_the_weights_follows_them_and_plays():
     states = torch.randint(256, (5, 2, 36, 36), dtype=torch.uint8)
     values = net(net.ema_compute, states)
     torch.testing.assert_close(values, agent(states), rtol=0.05, atol=0.05)
+    resumed = AveragedWeights(DuelingDQN((2, 36, 36), 3), torch.bfloat16, 1, float32_layers=last)
+    resumed.load_state_dict(state)  # it acts before it learns
+    expected = [net.compute, net.ema_compute]
+    torch.testing.assert_close([resumed.compute, resumed.ema_compute], expected, rtol=0, atol=0)
     state["ema"]["fc.3.bias"] = torch.zeros(1)
     with pytest.raises(RuntimeError, match="ema have names or shapes of another network"):
         net.load_state_dict(state)
