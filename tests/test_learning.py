@@ -11,7 +11,7 @@ from lib.learning import agents
 from lib.learning.compiled_update import CapturedForward, try_compile
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN, BlockConv2d, DuelingDQN
-from lib.learning.loss import bellman_loss, lambda_returns
+from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
 from lib.learning.rollout import Rollout
 from lib.learning.schedules import LinearSchedule, ProgressSchedule, WinRate, maximum
@@ -209,27 +209,16 @@ def test_a_rung_learns_a_game_with_a_known_optimum(tmp_path, monkeypatch):
     assert run.solved, run.outcome
 
 
-def by_definition(rewards, ended, values, gamma, q_lambda) -> torch.Tensor:
-    """The recursion, written down for the first step."""
+def by_definition(rewards, ended, values) -> torch.Tensor:
+    """The return of the first step: the recursion, with gamma = 0.9 and lambda = 0.7."""
     if len(rewards) == 0:
         return values[0]
-    rest = by_definition(rewards[1:], ended[1:], values[1:], gamma, q_lambda)
-    mixed = (1 - q_lambda) * values[1] + q_lambda * rest
-    return torch.where(ended[0], rewards[0], rewards[0] + gamma * mixed)
-
-
-@pytest.mark.parametrize(("gamma", "q_lambda"), [(0.99, 0.65), (0.9, 0.0), (0.5, 1.0)])
-def test_returns_are_those_of_the_definition(gamma, q_lambda) -> None:
-    torch.manual_seed(0)
-    rewards, values, ended = torch.randn(8, 100), torch.randn(9, 100), torch.rand(8, 100) < 0.3
-    returns = lambda_returns(rewards, ended.float(), values, gamma, q_lambda)
-    for t in range(8):
-        expected = by_definition(rewards[t:], ended[t:], values[t:], gamma, q_lambda)
-        torch.testing.assert_close(returns[t], expected)
+    mixed = 0.3 * values[1] + 0.7 * by_definition(rewards[1:], ended[1:], values[1:])
+    return torch.where(ended[0], rewards[0], rewards[0] + 0.9 * mixed)
 
 
 @pytest.mark.parametrize("by_tensors", [False, True], ids=["07", "10"])
-def test_a_rollout_is_sampled_once_a_round_in_an_order_unlike_that_of_play(by_tensors) -> None:
+def test_a_rollout_has_its_returns_and_an_order_unlike_that_of_play(by_tensors) -> None:
     torch.manual_seed(0)
     rollout, orders = Rollout(10, (4, 1, 1, 1), gamma=0.9, q_lambda=0.7), {(*range(40),)}
     places = [tensor.data_ptr() for tensor in rollout.targets]
@@ -248,13 +237,13 @@ def test_a_rollout_is_sampled_once_a_round_in_an_order_unlike_that_of_play(by_te
             rollout.record_step(*(column.numpy() for column in step))
             assert rollout.ready == (t >= 10)
         if complete:
-            part, after = slice(t - 10, t), slice(t - 10, t + 1)
-            returns = lambda_returns(rewards[part], ended[part].float(), values[after], 0.9, 0.7)
+            rests = ((rewards[s:t], ended[s:t], values[s : t + 1]) for s in range(t - 10, t))
+            returns = torch.cat([by_definition(*rest) for rest in rests])
             drawn = [rollout.sample(30) for _ in range(3)]  # the second begins the next round
             seen, actions, found = map(torch.cat, zip(*drawn, strict=True))
-            order = actions - numbers[part].min()
+            order = actions - numbers[t - 10, 0]
             assert torch.equal(seen.flatten(), actions.byte())
-            torch.testing.assert_close(found, returns.flatten()[order])
+            torch.testing.assert_close(found, returns[order])
             assert sorted(order[:40].tolist()) == [*range(40)]
             assert torch.equal(order[40:80], order[:40])
             orders.add((*order[:40].tolist(),))
