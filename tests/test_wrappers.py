@@ -145,10 +145,8 @@ def test_a_vector_environment_loses_a_life_when_there_are_fewer_but_some_left():
         return frames, np.zeros(1), no, no | cut, {"lives": np.array([lives]), "final_obs": frames}
 
     outcomes = [outcome(2), outcome(1), outcome(0), outcome(3), outcome(1, cut=True)]
-    picture = spaces.Box(0, 255, (1, 84, 84), np.uint8)
-    games = Mock(
-        num_envs=1, single_action_space=spaces.Discrete(3), single_observation_space=picture
-    )
+    games = Mock(num_envs=1, single_observation_space=spaces.Box(0, 255, (1, 84, 84), np.uint8))
+    games.single_action_space = spaces.Discrete(3)
     games.reset.return_value, games.recv.side_effect = outcome(1)[::4], [*outcomes, outcome(1)]
     source = VectorExperienceSource(StackedVectorEnv(games, Preprocessing(PONG)), lambda _: [0])
     steps = [step for (step,) in islice(source, 1, 7)]
@@ -165,16 +163,10 @@ def test_ales_games_report_unclipped_points():
 
 
 def test_a_game_on_a_device_is_over_when_it_is_terminated_or_cut():
-    frames, points, yes = (
-        np.zeros((2, 1, 84, 84), np.uint8),
-        np.int32([5, -5]),
-        np.array([True, False]),
-    )
+    frames, yes = np.zeros((2, 1, 84, 84), np.uint8), np.array([True, False])
     games = Mock(spec=["reset", "step"])
-    games.reset.return_value, games.step.return_value = (
-        (frames, {}),
-        (frames, points, yes, ~yes, {}),
-    )
+    games.reset.return_value = frames, {}
+    games.step.return_value = frames, np.int32([5, -5]), yes, ~yes, {}
     envs = TensorVectorEnv(2, Preprocessing(PONG), 0, rollout=1)
     envs.reset(games)
     rewards, done = envs.step(torch.zeros(2, dtype=torch.int64))
@@ -279,11 +271,8 @@ def test_a_later_game_is_played_again_as_it_was(game):
     assert (RESET in source.state_dict()["games"][0]["actions"]) == (game == "Breakout")
     expected = play(210)[1]
     assert any(step.episodes[0] for step in expected[150:])
-    for state, steps in (
-        (source.state_dict(), expected[150:]),
-        (play(0)[0].state_dict(), expected),
-    ):
-        _, resumed = play(len(steps), state)
+    for start, steps in ((source, expected[150:]), (play(0)[0], expected)):
+        _, resumed = play(len(steps), start.state_dict())
         for step, same in zip(resumed, steps, strict=True):
             assert np.array_equal(step.frames, same.frames)
             assert step.episodes == same.episodes
