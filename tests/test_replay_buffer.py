@@ -146,10 +146,12 @@ def test_no_transition_is_dropped_before_its_frames_are(kind):
 
 def test_a_frame_is_stored_once_and_a_batch_is_cut_from_one_window():
     buffer, stream, no = ReplayBuffer(100, (4, SIZE, SIZE)), Stream(1), np.zeros(1, bool)
+    packed: list[torch.Tensor] = []
     for steps, most in ((3, 4), (157, 120)):  # a checkpoint has what is there, and no more
         buffer.extend([stream.step(no, no) for _ in range(steps)])
         state = buffer.state_dict()
-        packed = state["frames"]
+        former, packed = packed, state["frames"]
+        assert packed is not former, "a checkpoint stays as it was"
         assert sum(len(zlib.decompress(part.numpy())) for part in packed) <= most * SIZE**2
         kept = sum(part.nbytes for part in tree_leaves(state) if isinstance(part, torch.Tensor))
         assert kept < 64 * most + 200
