@@ -20,8 +20,11 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
+from operator import methodcaller
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lib import gpu_checks, transfer
@@ -92,11 +95,14 @@ class FakeGpu(BackendModule):
     """The GPU, its generator, and what it saw."""
 
     def __init__(self) -> None:
-        self.random = torch.Generator()
+        random = self.random = torch.Generator()
+        # What torch asks of a backend.
+        self.manual_seed_all, self.get_rng_state = random.manual_seed, random.get_state
+        self.set_rng_state = random.set_state
+        self.get_amp_supported_dtype = lambda: [torch.bfloat16]
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was seen."""
         self.waits: set[str] = set()  # of the main thread, as "file function"
         self.pinned: dict[int, torch.UntypedStorage] = {}
         self.sources: list[tuple[torch.Tensor, torch.Tensor]] = []  # of copies under way
@@ -105,21 +111,8 @@ class FakeGpu(BackendModule):
         self.recording: set[object] = set()  # pools of captures that the allocator takes for begun
         self.captures_random = False  # whether random numbers take a capture for begun
         self.launches = 0  # of kernels, and of graphs
-        self.streams: list[FakeStream] = []
-        self.stream = FakeStream(self.streams)
-
-    # What torch asks of a backend.
-    def manual_seed_all(self, seed: int) -> None:
-        self.random.manual_seed(seed)
-
-    def get_rng_state(self) -> torch.Tensor:
-        return self.random.get_state()
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        self.random.set_state(state)
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16]
+        FakeStream.all.clear()
+        self.stream = FakeStream()
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation, which may be one of the CPU alone."""
@@ -216,7 +209,6 @@ class FakeGpu(BackendModule):
             self.waits.add(f"{Path(frame.f_code.co_filename).name} {frame.f_code.co_qualname}")
 
     def synchronize(self) -> None:
-        """Everything that was asked for is done."""
         for source, was in self.sources:
             assert torch.equal(source, was), "pinned memory changed while it was copied"
         for target, numbers in self.arriving:
@@ -260,7 +252,6 @@ class FakeGraph:
         self.broken = False
 
     def refuse(self, reason: str) -> None:
-        """Break the capture."""
         self.broken = True
         raise RuntimeError(reason)
 
@@ -273,23 +264,19 @@ class FakeGraph:
                 self.pool[storage._cdata] = storage
         frame = our_frame()
         line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "a test"
-        places = pytree.tree_map_only(
-            torch.Tensor, lambda x: Place(x, self.pool), (args, kwargs, result)
-        )
+        place = partial(Place, owned=self.pool)
+        places = pytree.tree_map_only(torch.Tensor, place, (args, kwargs, result))
         self.operations.append((func, places, line))
 
     def replay(self) -> None:
-        """Compute everything again."""
         gpu.launches += 1
         gpu.stream.work()
         for func, places, line in self.operations:
             if not func.is_view:
-                args, kwargs, result = pytree.tree_map_only(
-                    Place, lambda place, line=line: place.tensor(line), places
-                )
-                for place, new in zip(
-                    _tensors(result), _tensors(gpu.run(func)(*args, **kwargs)), strict=True
-                ):
+                tensors = pytree.tree_map_only(Place, methodcaller("tensor", line), places)
+                args, kwargs, result = tensors
+                computed = _tensors(gpu.run(func)(*args, **kwargs))
+                for place, new in zip(_tensors(result), computed, strict=True):
                     if place.data_ptr() != new.data_ptr():
                         place.copy_(new)
 
@@ -299,11 +286,10 @@ class FakeGraph:
 
     @contextlib.contextmanager
     def capture(self, pool: object = None) -> Iterator[None]:
-        """What is computed within is recorded."""
         if gpu.recording:
             raise RuntimeError("INTERNAL ASSERT FAILED: a capture is underway")
         gpu.synchronize()
-        for stream in gpu.streams:
+        for stream in FakeStream.all:
             gpu.stream.wait_stream(stream)
         before, gpu.stream = gpu.stream, FakeStream()
         gpu.graph, pool = self, pool or object()
@@ -323,16 +309,14 @@ class FakeGraph:
 class FakeStream:
     """A stream: its work is done at once, but others must wait for it."""
 
-    device = NAME
+    device, all = NAME, list["FakeStream"]()
 
-    def __init__(self, streams: "list[FakeStream] | None" = None) -> None:
+    def __init__(self) -> None:
         self.launched, self.seen = 0, dict[FakeStream, int]()
-        self.streams = gpu.streams if streams is None else streams
-        self.streams.append(self)
+        FakeStream.all.append(self)
 
     def work(self) -> None:
-        """Note a launch."""
-        for other in self.streams:
+        for other in FakeStream.all:
             if other is not self and other.launched > self.seen.get(other, 0):
                 raise RuntimeError("a stream computes while another one may still write")
         self.launched += 1
@@ -343,23 +327,11 @@ class FakeStream:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """What is computed within is computed on this stream."""
         before, gpu.stream = gpu.stream, self
         try:
             yield
         finally:
             gpu.stream = before
-
-
-class FakeEvent:
-    """An event: whoever waits for it waits for everything."""
-
-    def record(self) -> None:
-        """Nothing."""
-
-    def synchronize(self) -> None:
-        """Wait for everything."""
-        gpu.synchronize()
 
 
 class Everything(TorchDispatchMode):
@@ -381,15 +353,13 @@ def in_place_of_cuda() -> Iterator[FakeGpu]:
     with pytest.MonkeyPatch.context() as patch, Everything():
         patch.setattr(transfer, "ASYNCHRONOUS", (NAME,))
         patch.setattr(torch, "compile", lambda function, **_: function)
-        patch.setattr(torch.cuda, "Stream", FakeStream)
-        patch.setattr(torch.cuda, "Event", FakeEvent)
-        patch.setattr(torch.cuda, "current_stream", lambda: gpu.stream)
-        patch.setattr(torch.cuda, "set_stream", lambda stream: setattr(gpu, "stream", stream))
-        patch.setattr(torch.cuda, "stream", FakeStream.current)
-        patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-        patch.setattr(torch.cuda, "graph", FakeGraph.capture)
-        patch.setattr(torch.cuda, "graph_pool_handle", object)
-        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        event = SimpleNamespace(record=lambda: None, synchronize=gpu.synchronize)
+        cuda = {"Stream": FakeStream, "stream": FakeStream.current, "Event": lambda: event}
+        cuda |= {"set_stream": lambda stream: setattr(gpu, "stream", stream)}
+        cuda |= {"current_stream": lambda: gpu.stream, "current_device": lambda: 0}
+        cuda |= {"CUDAGraph": FakeGraph, "graph": FakeGraph.capture, "graph_pool_handle": object}
+        for name, fake in cuda.items():
+            patch.setattr(torch.cuda, name, fake)
         patch.setattr(torch.accelerator, "synchronize", gpu.synchronize)
         patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _, pool: gpu.ended(pool))
         patch.setattr(torch._C, "_cuda_releasePool", lambda *_: None)

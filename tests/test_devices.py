@@ -6,7 +6,8 @@ import sys
 from unittest.mock import Mock
 
 from lib import devices
-from lib.devices import choose_precision, compiles, cores, missing_device
+from lib.devices import compiles, cores, missing_device, playing_threads
+from lib.gpu_checks import fallbacks, try_optimised
 from lib.training import launch as rungs
 from lib.training.flags import parse
 from lib.training.machine import free_cores, prepare_torch
@@ -29,38 +30,32 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
 
 
-@pytest.mark.parametrize(
-    ("features", "onednn", "precision"),
-    [
+def test_precision_follows_from_the_device_or_is_asked_for(monkeypatch, gpus):
+    for features, onednn, precision in (
         ((), True, "float32"),
         (("avx512_bf16",), True, "bfloat16"),
         (("neon", "bf16"), True, "bfloat16"),
         (("neon", "bf16"), False, "float32"),  # Apple
-    ],
-)
-def test_precision_follows_from_the_cpu_or_is_asked_for(monkeypatch, features, onednn, precision):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(features, True))
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
-    options = parse(PrecisionOptions, "", [])
-    assert (options.precision, options.dtype) == (precision, getattr(torch, precision))
-    assert parse(PrecisionOptions, "", ["--amp"]).precision == "bfloat16"
-    assert parse(PrecisionOptions, "", ["--precision", "float32"]).precision == "float32"
-
-
-@pytest.mark.parametrize(("capability", "precision"), [((7, 5), "float32"), ((8, 0), "bfloat16")])
-def test_precision_follows_from_the_gpu(monkeypatch, gpus, capability, precision):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert choose_precision(torch.device("cuda")) == precision
-    assert parse(PrecisionOptions, "", ["--cuda"]).precision == precision
-    refused = CommonOptions(cuda=True, amp=True).validation_error()
-    assert refused is None if precision == "bfloat16" else "no units for bfloat16" in refused
+    ):
+        available = dict.fromkeys(features, True)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda known=available: known)
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda has=onednn: has)
+        options = parse(PrecisionOptions, "", [])
+        assert (options.precision, options.dtype) == (precision, getattr(torch, precision))
+        assert parse(PrecisionOptions, "", ["--amp"]).precision == "bfloat16"
+        assert parse(PrecisionOptions, "", ["--precision", "float32"]).precision == "float32"
+    for capability, precision in (((7, 5), "float32"), ((8, 0), "bfloat16")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        assert parse(PrecisionOptions, "", ["--cuda"]).precision == precision
+        refused = CommonOptions(cuda=True, amp=True).validation_error()
+        assert refused is None if precision == "bfloat16" else "no units for bfloat16" in refused
     # On Apple's GPU nothing is compiled, and bfloat16 is not the default.
     assert parse(PrecisionOptions, "", ["--device", "mps"]).precision == "float32"
     assert not compiles(torch.device("mps"))
 
 
 def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus):
-    assert missing_device("cuda:1") is None
+    assert missing_device("cuda:1") is missing_device("mps") is None
     assert "cuda:2: it finds 2 GPUs" in missing_device("cuda:2")
     for name in ("xpu", "cuda:01"):
         assert f"{name!r} is not cpu, cuda" in missing_device(name)
@@ -69,6 +64,7 @@ def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus):
     for fault, message in (
         (AssertionError("Torch not compiled with CUDA enabled"), "install a torch for CUDA"),
         (torch.AcceleratorError("CUDA error: no kernel image\nCUDA"), "image; install a torch for"),
+        (RuntimeError("CUDA error: out of memory"), "out of memory; other programs fill its"),
     ):
         monkeypatch.setattr(torch, "ones", Mock(side_effect=fault))
         assert message in one_line(missing_device("cuda"))
@@ -78,6 +74,15 @@ def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus):
     assert message.endswith("--replay-size may fit")
     assert describe_device_error(RuntimeError("cuDNN error: X\nmore")) == "cuDNN error: X"
     assert describe_device_error(RuntimeError("a mistake")) is None  # which needs its traceback
+
+
+def test_what_fails_is_told_in_the_line_of_its_error_that_says_why():
+    compiler = "inductor raised:\nC++ compile error\n\n a.cpp:1:9: fatal error: no Python.h"
+    assert devices.first_line(RuntimeError(compiler)) == "a.cpp:1:9: fatal error: no Python.h"
+    assert devices.first_line(RuntimeError("Inductor raised:\n\n no g++ \nmore")) == "no g++"
+    assert devices.first_line(MemoryError()) == "MemoryError"
+    assert try_optimised("a part", 7, Mock(side_effect=KeyError("x" * 400))) == 7
+    assert fallbacks == ["a part: KeyError: '" + "x" * 299]
 
 
 def test_the_switches_of_torch_are_those_that_were_asked_for(tmp_path):
@@ -111,6 +116,7 @@ def test_a_player_acts_where_it_can_reach_the_weights(monkeypatch, gpus, tmp_pat
     windows = parse(PlayerOptions, "", ["--cuda"])
     assert (windows.training_device, windows.player_device) == (torch.device("cuda"), "cpu")
     assert all("the CPU" in [*options.notices()][-1] for options in (apple, windows))
+    assert not [*parse(PlayerOptions, "", []).notices()]
 
 
 @pytest.mark.skipif(cores() < (os.cpu_count() or 1), reason="a container's others are not seen")
@@ -135,8 +141,12 @@ def test_a_container_may_count_its_cores_anew_and_limit_them_and_memory(monkeypa
         one = "100000" if limit.parent == tmp_path else ""  # version 2 has both in one file
         for text, count in (("max", 2), ("-1", 2), ("150000", 1), ("50000", 1)):
             limit.write_text(f"{text} {one}")
-            assert cores() == free_cores() == count
+            assert cores() == free_cores() == playing_threads(1_000) == count
         limit.unlink()
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on Windows
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert cores() == 6
+    assert [playing_threads(games) for games in (1, 15, 16, 1_000)] == [1, 1, 2, 4]
     for limit in (tmp_path / "memory.max", tmp_path / "memory" / "memory.limit_in_bytes"):
         limit.write_text("max\n")
         assert ReplayOptions(replay_size=10**6, env="Pong").validation_error().startswith("--env")
@@ -151,11 +161,10 @@ def test_waiting_threads_sleep_soon_unless_the_shell_says_otherwise(shell: dict[
     """OpenMP reads this when torch is imported."""
     program = """
 import os, runpy, sys
-class Watch:
-    def find_spec(self, name, *_):
-        if name == "torch":
-            print(os.environ.get("GOMP_SPINCOUNT"))
-sys.meta_path.insert(0, Watch())
+def find_spec(name, *_):
+    if name == "torch":
+        print(os.environ.get("GOMP_SPINCOUNT"))
+sys.meta_path.insert(0, type("Watch", (), {"find_spec": find_spec}))
 sys.argv[1:] = ["--help"]
 runpy.run_path("01_baseline.py", run_name="__main__")
 """

@@ -13,6 +13,7 @@ from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ if torch.cuda.is_available():  # torch has room for one kind of accelerator
 import pong_emulator
 from benchmarks.emulator import player_on_gpu
 from benchmarks.techniques import learning
+from lib.devices import cores
 from lib.gpu_checks import fallbacks
 from lib.learning import compiled_update
 from lib.learning.agents import sample_actions
@@ -129,15 +131,12 @@ class Console:
     all: ClassVar[list["Console"]] = []
 
     def __init__(self, games: VectorEnv) -> None:
-        self.games, self.num_envs, self.checks = games, games.num_envs, 0
-        self.single_action_space = games.single_action_space
-        self.single_observation_space = games.single_observation_space
+        self.games, self.checks = games, 0
         self.changing = GpuTensor(torch.from_numpy(games._state))
         Console.all.append(self)
 
-    @property
-    def ram(self):
-        return self.games.ram
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.games, name)
 
     def reset(self, *, seed):
         frames, info = self.games.reset(seed=seed)
@@ -169,17 +168,13 @@ def pong(num_envs: int, kind: type = Console, *, device: Any = "cpu", **settings
 
 
 @pytest.mark.usefixtures("console")
-def test_a_timed_step_of_the_emulator_is_its_actions_and_a_graph():
+def test_what_is_timed_is_a_graph_that_keeps_what_it_reads():
+    args = Namespace(device=torch.device(NAME), batch_size=2)
     with in_place_of_cuda():
         step = player_on_gpu(pong(2, device=NAME, stack=1))
         before = gpu.launches
         step()
-    assert gpu.launches == before + 2
-
-
-def test_a_timed_graph_of_a_learner_keeps_its_network():
-    args = Namespace(device=torch.device(NAME), batch_size=2)
-    with in_place_of_cuda():
+        assert gpu.launches == before + 2  # its actions, and the graph
         way = {"CUDA graph": {"gpu": True, "graph": True, "capturable": True}}
         for works in learning.compare(args, way, "forward", "update").values():
             assert works["CUDA graph"]()(1e-9) > 0
@@ -187,22 +182,20 @@ def test_a_timed_graph_of_a_learner_keeps_its_network():
 
 @pytest.mark.usefixtures("console")
 def test_thousands_of_games_are_a_launch_for_each_step(tmp_path, monkeypatch):
-    script, games = "10_thousands_of_games", []
-    module = importlib.import_module(script)
-    record_frames = module.record_frames
-    monkeypatch.setattr(
-        module, "record_frames", lambda *args: games.extend(args[2]) or record_frames(*args)
-    )
-    monkeypatch.setattr(pong_emulator, "PongVectorEnv", pong)
-    settings = {"envs": 2, "batch_size": 20, "epochs": 2, "precision": "float32"}
+    module = importlib.import_module(script := "10_thousands_of_games")
+    monkeypatch.setattr(module, "record_frames", recorded := Mock(wraps=module.record_frames))
+    monkeypatch.setattr(pong_emulator, "PongVectorEnv", made := Mock(side_effect=pong))
+    settings = {"envs": 2, "batch_size": 20, "epochs": 2, "games_per_warp": 3} | FLOAT32
     with in_place_of_cuda():
         losses, waits = train(script, tmp_path, NAME, **settings)
+    given = made.call_args.kwargs
+    assert (str(given["device"]), given["threads"], given["games_per_warp"]) == (NAME, cores(), 3)
     assert fallbacks == []
     assert waits == set()
     assert gpu.launches < 6 * 35  # rollouts of 10 steps, each with two updates
+    games = [game for call in recorded.call_args_list for game in call.args[2]]
     assert [game.steps for game in games] == [10] * 10  # none of the last rollout
     assert Console.all[-1].checks == 5
-    games.clear()
     assert losses == plain_losses(script, tmp_path, **settings)
 
 
@@ -210,19 +203,9 @@ def test_thousands_of_games_are_a_launch_for_each_step(tmp_path, monkeypatch):
 @pytest.mark.parametrize("script", ["08_recompiled_pong", "10_thousands_of_games"])
 def test_a_trial_plays_with_the_network_that_is_saved(script, tmp_path, monkeypatch):
     """Games are cut short before anybody has a point, and count as won."""
-    states, values = [], []
-
-    def sample(given: np.ndarray, *args: Any) -> np.ndarray:
-        values.append(given)
-        return sample_actions(given, *args)
-
-    def upload_states(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
-        states.append(arrays[0])
-        return upload(device, *arrays)
-
     monkeypatch.setattr(pong_emulator, "PongVectorEnv", pong)
-    monkeypatch.setattr(evaluation, "sample_actions", sample)
-    monkeypatch.setattr(evaluation, "upload", upload_states)
+    monkeypatch.setattr(evaluation, "sample_actions", sampled := Mock(wraps=sample_actions))
+    monkeypatch.setattr(evaluation, "upload", uploaded := Mock(wraps=upload))
     monkeypatch.setattr(Trial, "won", property(lambda trial: len(trial.rewards)))
     module = importlib.import_module(script)
     monkeypatch.setattr(module, "evaluate", lambda *_: None)
@@ -233,11 +216,11 @@ def test_a_trial_plays_with_the_network_that_is_saved(script, tmp_path, monkeypa
     assert fallbacks == []
     assert run.solved
     agent, _ = read_agent(tmp_path)
-    assert len(values) == 2 * 10
-    for seen, told in zip(states, values, strict=True):
-        np.testing.assert_allclose(
-            told, agent(torch.from_numpy(seen)).detach(), rtol=1e-5, atol=1e-6
-        )
+    asked = ([call.args for call in noted.call_args_list] for noted in (uploaded, sampled))
+    assert sampled.call_count == 2 * 10
+    for (_, states), (values, *_) in zip(*asked, strict=True):
+        expected = agent(torch.from_numpy(states)).detach()
+        np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_player_on_the_cpu_acts_with_what_is_learned_on_the_gpu():
@@ -278,34 +261,26 @@ def test_the_fake_refuses_what_a_gpu_does():
             twice + twice
 
 
-def test_after_a_failed_capture_there_are_others():
-    def asks() -> torch.Tensor:
-        if gpu.graph is not None:
-            numbers[0].item()
-        return numbers + torch.rand(3, device=NAME)
-
+def test_what_fails_before_its_capture_leaves_a_stream_that_has_waited():
     def fails() -> None:
-        numbers.mul_(1)
+        numbers.mul_(2)
         raise RuntimeError("in the first call")
 
     with in_place_of_cuda():
         numbers = torch.ones(3, device=NAME)
         assert graph_or_eager("nothing", fails, numbers.device) is fails
-        assert graph_or_eager("a question", asks, numbers.device) is asks
-        assert 1 <= asks().min().item() < 2
-        twice = graph_or_eager("a sum", lambda: numbers + numbers, numbers.device)
-        assert twice().cpu().tolist() == [2, 2, 2]
-    assert [line[:40] for line in fallbacks] == [
-        "the CUDA graph of nothing: in the first ",
-        "the CUDA graph of a question: aten._loca",
-    ]
+        assert (numbers + 1).cpu().tolist() == [3, 3, 3]
+    assert fallbacks == ["the CUDA graph of nothing: in the first call"]
 
 
 # What does not work on a GPU is left out: failures that are planted in the fake one.
 
 
-CHOICE, UPDATE = "the CUDA graph that chooses actions: ", "the CUDA graph of the update: "
 REFUSED = "CUDA error: operation not permitted"
+CHOICE = f"the CUDA graph that chooses actions: {REFUSED}"
+UPDATE = f"the CUDA graph of the update: {REFUSED}"
+STEP = "the CUDA graph of a step: aten._local_scalar_dense.default: the CPU cannot wait"
+PIXELS = "games on the GPU: pixels are not those of the CPU"
 
 
 @contextlib.contextmanager
@@ -329,16 +304,6 @@ def assert_said(expected: list[str], printed: str, folder: Path) -> None:
     assert lines == [f"left out: {reason}" for reason in fallbacks]
 
 
-def test_an_update_goes_on_without_what_fails(tmp_path, capsys):
-    with in_place_of_cuda(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "graph", capture_that_raises)
-        stream = torch.cuda.current_stream()
-        losses, _ = train("06_compiled_update", tmp_path, NAME, **SMALL)
-        assert torch.cuda.current_stream() is stream
-    assert_said([f"{CHOICE}{REFUSED}", f"{UPDATE}{REFUSED}"], capsys.readouterr().out, tmp_path)
-    assert losses == plain_losses("06_compiled_update", tmp_path, **SMALL)
-
-
 class OneWrongPixel(Console):
     """Once, in the corner."""
 
@@ -347,38 +312,38 @@ class OneWrongPixel(Console):
     def recv(self):
         frames, *rest = super().recv()
         self.steps += 1
-        frames.held[2, 0, 83, 83] += self.steps == 7
+        frames.held[2, 0, 83, 83] += self.steps == 47
         return (frames, *rest)
 
 
 class NoGraph(Console):
-    """Its kernels refuse to be captured."""
+    """Its steps wait for the GPU, which cannot be captured."""
 
     def stepper(self, *tensors):
         step = super().stepper(*tensors)
-
-        def unless_captured() -> None:
-            if gpu.graph is not None:
-                raise RuntimeError(REFUSED)
-            step()
-
-        return unless_captured
+        return lambda: (self.changing.sum().item(), step())
 
 
 @pytest.mark.usefixtures("console")
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("script", "place", "fault", "expected"),
     [
-        (OneWrongPixel, ["games on the GPU: pixels are not those of the CPU"]),
-        (NoGraph, ["the CUDA graph of a step: " + REFUSED]),
+        ("06_compiled_update", torch.cuda, capture_that_raises, [CHOICE, UPDATE]),
+        ("10_thousands_of_games", pong_emulator, partial(pong, kind=OneWrongPixel), [PIXELS]),
+        ("10_thousands_of_games", pong_emulator, partial(pong, kind=NoGraph), [STEP]),
     ],
 )
-def test_games_go_on_without_what_fails(kind, expected, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pong_emulator, "PongVectorEnv", partial(pong, kind=kind))
-    with in_place_of_cuda():
-        losses, _ = train("10_thousands_of_games", tmp_path, NAME, **SMALL)
+def test_a_run_goes_on_without_what_fails(
+    script, place, fault, expected, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(pong_emulator, "PongVectorEnv", pong)
+    with in_place_of_cuda(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, "graph" if place is torch.cuda else "PongVectorEnv", fault)
+        stream = torch.cuda.current_stream()
+        losses, _ = train(script, tmp_path, NAME, **SMALL)
+        assert torch.cuda.current_stream() is stream
     assert_said(expected, capsys.readouterr().out, tmp_path)
-    assert losses == plain_losses("10_thousands_of_games", tmp_path / "other", **SMALL)
+    assert losses == plain_losses(script, tmp_path / "other", **SMALL)
 
 
 @pytest.mark.parametrize(

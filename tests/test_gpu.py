@@ -44,22 +44,17 @@ def test_a_compiled_and_captured_update_learns_what_the_cpu_learns(precision, er
     assert losses == pytest.approx(expected, rel=error)
 
 
-def test_a_captured_choice_has_its_newest_states_and_weights():
-    net = DQN(SHAPE, ACTIONS).to(CUDA)
-    states = make_batch(8).states.to(CUDA)
-    forward = CapturedForward(torch.no_grad()(net), tuple(states.shape), CUDA)
-    for _ in range(2):
-        for part in (states, states[:3].flip(0), states[5:6]):
-            torch.testing.assert_close(forward(part), net(part).detach(), rtol=2e-2, atol=2e-3)
-        with torch.no_grad():
-            net.fc[-1].weight.mul_(2)
-
-
-def test_a_captured_choice_outlives_its_network():
+def test_a_captured_choice_has_its_newest_states_and_weights_and_outlives_its_network():
     """In the network's memory there are other tensors by then, unless the graph keeps it."""
     net, states = DQN(SHAPE, ACTIONS).to(CUDA), make_batch(8).states.to(CUDA)
-    expected = net(states).detach().clone()
     forward = CapturedForward(torch.no_grad()(net), tuple(states.shape), CUDA)
+    for _ in range(2):
+        for part in (states[:3].flip(0), states[5:6], states):
+            expected = net(part).detach().clone()
+            torch.testing.assert_close(forward(part), expected, rtol=2e-2, atol=2e-3)
+        with torch.no_grad():
+            net.fc[-1].weight.mul_(2)
+    expected = net(states).detach().clone()
     del net
     torch.cuda.empty_cache()
     others = [torch.full((256 * size,), 1e9, device=CUDA) for size in range(1, 1_025) for _ in "ab"]

@@ -7,17 +7,11 @@ from collections.abc import Callable
 
 from lib.envs.experience import Transitions
 from lib.gpu_checks import fallbacks
-from lib.learning.agents import (
-    EpsilonGreedyAgent,
-    Exploration,
-    epsilon_greedy,
-    sample_actions,
-    sample_softmax,
-)
+from lib.learning import agents
 from lib.learning.compiled_update import CapturedForward, try_compile
 from lib.learning.device_replay import DeviceReplayBuffer
 from lib.learning.dqn_model import DQN, BlockConv2d, DuelingDQN
-from lib.learning.loss import bellman_loss, lambda_returns
+from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
 from lib.learning.rollout import Rollout
 from lib.learning.schedules import LinearSchedule, ProgressSchedule, WinRate, maximum
@@ -65,13 +59,13 @@ def test_near_ties_are_broken_at_random_and_clear_choices_stay():
     values = torch.tensor([*[1.0] * 4, 1.02, 0.85])
     random = np.random.default_rng(0)
     games = values.expand(4_000, 6)
-    played = sample_actions(games.numpy(), 0.0, 0.01, [random] * 4_000)
-    for actions in (sample_softmax(games, 0.01), torch.from_numpy(played)):
+    played = agents.sample_actions(games.numpy(), 0.0, 0.01, [random] * 4_000)
+    for actions in (agents.sample_softmax(games, 0.01), torch.from_numpy(played)):
         shares = torch.bincount(actions, minlength=6) / 4_000
         torch.testing.assert_close(shares, (values / 0.01).softmax(0), rtol=0, atol=0.03)
         assert shares[5] == 0  # hardly ever
-    assert sample_softmax(values.expand(100, 6), 0.0).eq(4).all()
-    assert sample_actions(values[None].numpy(), 0.0, 0.0, [random]) == [4]
+    assert agents.sample_softmax(values.expand(100, 6), 0.0).eq(4).all()
+    assert agents.sample_actions(values[None].numpy(), 0.0, 0.0, [random]) == [4]
 
 
 @pytest.mark.parametrize("network", [DQN, DuelingDQN])
@@ -106,17 +100,13 @@ def test_a_network_sees_differences_not_brightness_and_each_state_by_itself(netw
     assert again.temperature == net.temperature
     torch.testing.assert_close(net(frames + 100), values)
     torch.testing.assert_close(torch.cat([net(frames[i : i + 1]) for i in range(8)]), values)
+    pixels = frames.float().to(memory_format=torch.channels_last)
+    given = pixels.clone().requires_grad_()
+    net(given).sum().backward()
+    assert given.grad.any()
+    assert torch.equal(given, pixels), "its input stays"
     frames[:, :, 10:12, 20:22] += 50
     assert not torch.allclose(net(frames), values, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("network", [DQN, DuelingDQN])
-def test_a_network_leaves_its_input_as_it_is(network):
-    states = torch.rand(3, 2, 36, 42).to(memory_format=torch.channels_last)
-    given = states.clone().requires_grad_()
-    network((2, 36, 42), 6)(given).sum().backward()
-    assert torch.equal(given, states)
-    assert given.grad.any()
 
 
 @pytest.mark.parametrize(("network", "least"), [(DQN, 36), (DuelingDQN, 18)])
@@ -174,14 +164,14 @@ def test_a_schedule_falls_linearly_from_its_begin_and_the_highest_of_two_counts(
 
 def test_exploration_replaces_greedy_actions():
     greedy, falling = torch.full((10_000,), 2), LinearSchedule(0.0, 0.6, 10)
-    explore = Exploration(3, falling, seed=1)
+    explore = agents.Exploration(3, falling, seed=1)
     assert (explore(greedy, 0) == 2).all()
     actions = explore(greedy, 10)
     assert (greedy == 2).all()
     torch.manual_seed(0)
-    on_device = epsilon_greedy(greedy, torch.tensor(0.6), 3)  # as in 10
+    on_device = agents.epsilon_greedy(greedy, torch.tensor(0.6), 3)  # as in 10
     values = np.eye(3, dtype=np.float32)[greedy]
-    in_trials = sample_actions(values, 0.6, 0.0, [np.random.default_rng(0)] * 10_000)
+    in_trials = agents.sample_actions(values, 0.6, 0.0, [np.random.default_rng(0)] * 10_000)
     for played in (actions, on_device.numpy(), in_trials):
         assert np.allclose(np.bincount(played) / 10_000, [0.2, 0.2, 0.6], atol=0.02)
 
@@ -195,7 +185,7 @@ def test_agent_explores_with_epsilon_and_is_greedy_otherwise():
 
     best = np.arange(1_000) % 4
     states = best.astype(np.uint8).reshape(-1, 1, 1, 1)
-    agent = EpsilonGreedyAgent(q_function, 4, LinearSchedule(0.0, 0.4, 1_000))
+    agent = agents.EpsilonGreedyAgent(q_function, 4, LinearSchedule(0.0, 0.4, 1_000))
     assert np.array_equal(agent(states), best)
     assert agent.frames == 1_000
     assert 0.2 < np.mean(agent(states) != best) < 0.4  # a quarter of 0.4 draw the best action
@@ -219,27 +209,16 @@ def test_a_rung_learns_a_game_with_a_known_optimum(tmp_path, monkeypatch):
     assert run.solved, run.outcome
 
 
-def by_definition(rewards, ended, values, gamma, q_lambda) -> torch.Tensor:
-    """The recursion, written down for the first step."""
+def by_definition(rewards, ended, values) -> torch.Tensor:
+    """The return of the first step: the recursion, with gamma = 0.9 and lambda = 0.7."""
     if len(rewards) == 0:
         return values[0]
-    rest = by_definition(rewards[1:], ended[1:], values[1:], gamma, q_lambda)
-    mixed = (1 - q_lambda) * values[1] + q_lambda * rest
-    return torch.where(ended[0], rewards[0], rewards[0] + gamma * mixed)
-
-
-@pytest.mark.parametrize(("gamma", "q_lambda"), [(0.99, 0.65), (0.9, 0.0), (0.5, 1.0)])
-def test_returns_are_those_of_the_definition(gamma, q_lambda) -> None:
-    torch.manual_seed(0)
-    rewards, values, ended = torch.randn(8, 100), torch.randn(9, 100), torch.rand(8, 100) < 0.3
-    returns = lambda_returns(rewards, ended.float(), values, gamma, q_lambda)
-    for t in range(8):
-        expected = by_definition(rewards[t:], ended[t:], values[t:], gamma, q_lambda)
-        torch.testing.assert_close(returns[t], expected)
+    mixed = 0.3 * values[1] + 0.7 * by_definition(rewards[1:], ended[1:], values[1:])
+    return torch.where(ended[0], rewards[0], rewards[0] + 0.9 * mixed)
 
 
 @pytest.mark.parametrize("by_tensors", [False, True], ids=["07", "10"])
-def test_a_rollout_is_sampled_once_a_round_in_an_order_unlike_that_of_play(by_tensors) -> None:
+def test_a_rollout_has_its_returns_and_an_order_unlike_that_of_play(by_tensors) -> None:
     torch.manual_seed(0)
     rollout, orders = Rollout(10, (4, 1, 1, 1), gamma=0.9, q_lambda=0.7), {(*range(40),)}
     places = [tensor.data_ptr() for tensor in rollout.targets]
@@ -258,13 +237,13 @@ def test_a_rollout_is_sampled_once_a_round_in_an_order_unlike_that_of_play(by_te
             rollout.record_step(*(column.numpy() for column in step))
             assert rollout.ready == (t >= 10)
         if complete:
-            part, after = slice(t - 10, t), slice(t - 10, t + 1)
-            returns = lambda_returns(rewards[part], ended[part].float(), values[after], 0.9, 0.7)
+            rests = ((rewards[s:t], ended[s:t], values[s : t + 1]) for s in range(t - 10, t))
+            returns = torch.cat([by_definition(*rest) for rest in rests])
             drawn = [rollout.sample(30) for _ in range(3)]  # the second begins the next round
             seen, actions, found = map(torch.cat, zip(*drawn, strict=True))
-            order = actions - numbers[part].min()
+            order = actions - numbers[t - 10, 0]
             assert torch.equal(seen.flatten(), actions.byte())
-            torch.testing.assert_close(found, returns.flatten()[order])
+            torch.testing.assert_close(found, returns[order])
             assert sorted(order[:40].tolist()) == [*range(40)]
             assert torch.equal(order[40:80], order[:40])
             orders.add((*order[:40].tolist(),))
@@ -272,8 +251,8 @@ def test_a_rollout_is_sampled_once_a_round_in_an_order_unlike_that_of_play(by_te
     assert [tensor.data_ptr() for tensor in rollout.targets] == places
 
 
-def test_a_compiled_sample_has_the_rows_of_the_plain_one() -> None:
-    """With float32 numbers of its own it could not draw each of 2**25 rows."""
+def test_a_compiled_sample_has_the_rows_of_the_plain_one(monkeypatch) -> None:
+    """With float32 numbers neither could draw each of 2**25 rows."""
     n, buffer = 1_000, DeviceReplayBuffer(2_000, (1, 1, 1))
     frames, yes = np.zeros((n, 1, 1), np.uint8), np.ones(n, bool)
     actions, rewards = np.arange(n), np.zeros(n, np.float32)
@@ -286,6 +265,10 @@ def test_a_compiled_sample_has_the_rows_of_the_plain_one() -> None:
         torch.manual_seed(0)
         return way()
 
+    with monkeypatch.context() as patch:
+        last = lambda size, dtype=None, **_: torch.full((size,), 1 - 2**-40, dtype=dtype)  # noqa: E731
+        patch.setattr(torch, "rand", last)
+        assert (plain() == n - 1).all()
     compiled = try_compile("sample", plain, buffer.device)
     assert compiled is not plain, fallbacks
     assert torch.equal(drawn := rows(compiled), rows(plain))
@@ -315,8 +298,8 @@ def test_adam_is_torchs_and_the_average_of_the_weights_follows_them_and_plays():
     net = AveragedWeights(network, torch.bfloat16, 1e-2, epsilon=0.1, float32_layers=last)
     plain, average = copy.deepcopy(network), copy.deepcopy(network)
     optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2, eps=0.1)
-    agents = []
     for share in (1.0, 0.5, 0.1):
+        assert share < 1 or net.ema_step == 1, "at first, the average is the weights"
         net.ema_step.fill_(share)
         gradients = {name: torch.randn_like(copy) for name, copy in net.compute.items()}
         net.adam(gradients)
@@ -325,17 +308,26 @@ def test_adam_is_torchs_and_the_average_of_the_weights_follows_them_and_plays():
         optimizer.step()
         for mean, weight in zip(average.parameters(), plain.parameters(), strict=True):
             mean.data.lerp_(weight.data, share)
-        agents.append(net.agent())
-        for part, expected in (("weights", plain), ("ema", average)):  # as they are saved
-            torch.testing.assert_close(net.state_dict()[part], dict(expected.named_parameters()))
-    for name, copied in net.named(net.ema_compute).items():
-        kept = agents[-1].get_parameter(name)
-        assert copied.dtype == (torch.float32 if name.startswith(last) else torch.bfloat16)
-        assert torch.equal(copied, kept.to(copied.dtype))
-        assert not torch.equal(kept, agents[0].get_parameter(name))
+    agent, state = net.agent(), net.state_dict()
+    for expected, saved, copies in (
+        (plain, state["weights"], net.compute),
+        (average, state["ema"], net.ema_compute),
+        (average, agent.state_dict(), net.ema_compute),
+    ):
+        torch.testing.assert_close(saved, dict(expected.named_parameters()))
+        for name, copied in net.named(copies).items():
+            assert copied.dtype == (torch.float32 if name.startswith(last) else torch.bfloat16)
+            assert torch.equal(copied, saved[name].to(copied.dtype))
     states = torch.randint(256, (5, 2, 36, 36), dtype=torch.uint8)
     values = net(net.ema_compute, states)
-    torch.testing.assert_close(values, agents[-1](states), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(values, agent(states), rtol=0.05, atol=0.05)
+    resumed = AveragedWeights(DuelingDQN((2, 36, 36), 3), torch.bfloat16, 1, float32_layers=last)
+    resumed.load_state_dict(state)  # it acts before it learns
+    expected = [net.compute, net.ema_compute]
+    torch.testing.assert_close([resumed.compute, resumed.ema_compute], expected, rtol=0, atol=0)
+    state["ema"]["fc.3.bias"] = torch.zeros(1)
+    with pytest.raises(RuntimeError, match="ema have names or shapes of another network"):
+        net.load_state_dict(state)
 
 
 def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch, program):

@@ -6,23 +6,14 @@ from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
-from lib.envs.atari_wrappers import (
-    RESIZERS,
-    ClipReward,
-    EpisodicLife,
-    FireReset,
-    FrameStack,
-    ImageToPyTorch,
-    LazyFrames,
-    NoopReset,
-    Skip,
-    WarpFrame,
-    make_atari,
-    wrap_deepmind,
-)
+from lib.envs import atari_wrappers as wrappers
+from lib.envs.atari_wrappers import RESIZERS, make_atari, wrap_deepmind
 from lib.envs.experience import RESET, Episode, ExperienceSource, Transitions
-from lib.envs.preprocessing import Preprocessing
+from lib.envs.gpu_vector_env import TensorVectorEnv
+from lib.envs.preprocessing import PONG_ROWS, Preprocessing
+from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games
 from lib.training.evaluation import make_env
 
 import gymnasium as gym
@@ -37,16 +28,20 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 PONG = "PongNoFrameskip-v4"
 
 
+def stacked(env: gym.Env) -> wrappers.FrameStack:
+    return wrappers.FrameStack(wrappers.ImageToPyTorch(wrappers.WarpFrame(env)), 2)
+
+
 class Scripted(gym.Env):
     """Shows pictures of one colour, with a reward each, until the last one; keeps the actions."""
 
     observation_space = spaces.Box(0, 255, (210, 160, 3), np.uint8)
     action_space = spaces.Discrete(3)
 
-    def __init__(self, *colours, lives=(), reward=1.0, meanings=("NOOP", "FIRE", "UP")) -> None:
+    def __init__(self, *colours, lives=(), reward=1.0, cut=False) -> None:
         self.colours, self.left, self.reward = colours, lives or [0] * len(colours), reward
-        self.get_action_meanings = lambda: list(meanings)
-        self.ale, self.resets, self.actions = self, 0, []
+        self.get_action_meanings = lambda: ["NOOP", "FIRE", "UP"]
+        self.ale, self.cut, self.begun, self.actions = self, cut, [], []
 
     def lives(self) -> int:
         return self.left[self.position]
@@ -60,66 +55,124 @@ class Scripted(gym.Env):
     def reset(self, *, seed=None, options=None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self.position = 0
-        self.resets += 1
+        self.begun.append((seed, options))
         return self.picture(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
         self.position += 1
         self.actions.append(action)
         ended = self.position == len(self.colours) - 1
-        return self.picture(), self.reward, ended, False, {}
+        return self.picture(), self.reward, ended and not self.cut, ended and self.cut, {}
 
 
-def test_noop_reset_plays_one_to_noop_max_noops_and_follows_the_seed():
-    counts = []
-    for seed in [*range(40), 0]:
-        inner = Scripted(*range(20))
-        NoopReset(inner, noop_max=5).reset(seed=seed)
-        assert set(inner.actions) == {0}
-        counts.append(len(inner.actions))
-    assert set(counts) == {1, 2, 3, 4, 5}
-    assert counts[0] == counts[-1]
-    inner = Scripted(7, 8)  # over after one step: begins again
-    assert NoopReset(inner, noop_max=3).reset(seed=0)[0].max() == 7
+def test_noop_reset_plays_one_to_noop_max_noops():
+    played = set()
+    for seed in range(40):
+        wrappers.NoopReset(inner := Scripted(*range(20)), noop_max=5).reset(seed=seed)
+        played.add((*inner.actions,))
+    assert played == {(0,) * count for count in range(1, 6)}
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("wrapper", [wrappers.NoopReset, wrappers.FireReset])
+def test_a_game_that_is_over_at_once_begins_again(wrapper, cut):
+    env = wrapper(gym.wrappers.RecordEpisodeStatistics(inner := Scripted(7, 8, cut=cut)))
+    env = stacked(wrappers.EpisodicLife(env))
+    state, info = env.reset(seed=0, options={"of": "ours"})
+    assert np.asarray(state).max() == 7
+    assert inner.begun[:2] == [(0, {"of": "ours"}), (None, {"of": "ours"})]
+    assert wrapper is wrappers.NoopReset or info["episode"]["l"] == 1
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_life_is_lost_when_there_are_fewer_but_some_left(cut):
+    """A life may be won; where none is left, the game says that it is over, now or later."""
+    inner = Scripted(*range(5), lives=[1, 2, 1, 0, 0], cut=cut)
+    env = wrappers.LifeStack(stacked(inner).env, 2)
+    env.reset()
+    first, second = zip(*(env.step(2)[0].frames for _ in range(4)), strict=True)
+    assert [frame.max() for frame in first] == [0, 2, 2, 3], "the second life begins with 2"
+    assert [frame.max() for frame in second] == [1, 2, 3, 4]
+    inner.begun, inner.actions = [], []
+    env = wrappers.EpisodicLife(inner)
+    env.reset()
+    ends = [env.step(2)[2:4] for _ in range(4)]
+    assert ends == [(False, False), (True, False), (False, False), (not cut, cut)]
+    env.reset()
+    assert (inner.position, inner.actions, len(inner.begun)) == (0, [2] * 4, 2)
 
 
 @pytest.mark.parametrize(("max_pool", "seen"), [(False, 4), (True, 30)])
 def test_actions_are_repeated_and_rewards_summed(max_pool, seen):
     """It returns the last frame, or the maximum of the last two."""
-    inner = Scripted(0, 200, 9, 30, 4, 5)
-    env = Skip(inner, 4, max_pool)
+    inner = Scripted(0, 200, 9, 30, 4, 5, cut=max_pool)
+    env = wrappers.Skip(inner, 4, max_pool)
     env.reset()
-    observation, reward, terminated, _, _ = env.step(2)
-    assert (observation.max(), reward, terminated) == (seen, 4.0, False)
-    observation, reward, terminated, _, _ = env.step(1)  # one frame left: no stale one gets in
-    assert (observation.max(), reward, terminated) == (5, 1.0, True)
+    for action, *expected in ((2, seen, 4.0, False, False), (1, 5, 1.0, not max_pool, max_pool)):
+        observation, *others, _ = env.step(action)  # the second has one frame, and no stale one
+        assert [observation.max(), *others] == expected
     assert inner.actions == [2, 2, 2, 2, 1]
 
 
-def test_whole_games_survive_lives_and_clipping():
-    inner = Scripted(*range(6), lives=[3, 3, 2, 2, 1, 1], reward=5.0)
-    env = gym.wrappers.RecordEpisodeStatistics(inner)
-    env = FrameStack(ImageToPyTorch(WarpFrame(ClipReward(EpisodicLife(env)))), 2)
-    source = iter(ExperienceSource([env], lambda states: np.full(1, 2)))
-    steps = [next(source)[0] for _ in range(6)]
-    assert [step.rewards.item() for step in steps] == [1.0] * 6
+@pytest.mark.parametrize("cut", [False, True])
+def test_whole_games_survive_lives_and_clipping(cut):
+    inner = Scripted(*range(8), lives=[3, 3, 3, 2, 2, 2, 1, 1], reward=-5.0, cut=cut)
+    env = wrappers.FireReset(wrappers.EpisodicLife(gym.wrappers.RecordEpisodeStatistics(inner)))
+    env = stacked(wrappers.ClipReward(env))
+    steps = [step for (step,) in islice(ExperienceSource([env], lambda states: [2]), 6)]
+    assert [step.rewards.item() for step in steps] == [-1.0] * 6
     assert [step.terminated.item() for step in steps] == [False, True, True] * 2
-    # Five steps of 5 points; two of them, no-ops after a lost life, are not the agent's.
-    assert [step.episodes[0] for step in steps] == [None, None, Episode(25.0, 3)] * 2
-    assert (inner.actions, inner.resets) == ([2, 2, 0, 2, 0] * 2, 3)
-    assert [frame.max() for step in steps for frame in step.first_frames] == [0, 3, 0, 3]
-    assert [step.frames.max() for step in steps] == [1, 2, 4] * 2
+    # Seven steps of -5 points; four of them, after a reset or a lost life, are not the agent's.
+    assert [step.episodes[0] for step in steps] == [None, None, Episode(-35.0, 3)] * 2
+    assert (inner.actions, len(inner.begun)) == ([1, 2, 2, 0, 1, 2, 0] * 2 + [1], 3)
+    assert [frame.max() for step in steps for frame in step.first_frames] == [1, 5, 1, 5]
+    assert [step.frames.max() for step in steps] == [2, 3, 6] * 2
 
 
 def test_a_game_cut_short_shows_nothing_in_the_next_one():
-    env = gym.wrappers.TimeLimit(Scripted(*range(1, 9)), 3)
-    env = FrameStack(ImageToPyTorch(WarpFrame(gym.wrappers.RecordEpisodeStatistics(env))), 2)
+    env = stacked(gym.wrappers.RecordEpisodeStatistics(Scripted(*range(1, 5), cut=True)))
     steps = [step for (step,) in islice(ExperienceSource([env], lambda states: [2]), 6)]
     assert not any(step.terminated for step in steps)
     assert [step.episode_starts.item() for step in steps] == [True, False, False] * 2
     assert [step.first_frames.max(initial=0) for step in steps] == [1, 0, 0] * 2
     assert [step.frames.max() for step in steps] == [2, 3, 4] * 2
     assert [step.episodes[0] for step in steps] == [None, None, Episode(3.0, 3)] * 2
+
+
+def test_a_vector_environment_loses_a_life_when_there_are_fewer_but_some_left():
+    def outcome(lives: int, cut: bool = False) -> tuple:
+        frames, no = np.zeros((1, 1, 84, 84), np.uint8), np.zeros(1, bool)
+        return frames, np.zeros(1), no, no | cut, {"lives": np.array([lives]), "final_obs": frames}
+
+    outcomes = [outcome(2), outcome(1), outcome(0), outcome(3), outcome(1, cut=True)]
+    games = Mock(num_envs=1, single_observation_space=spaces.Box(0, 255, (1, 84, 84), np.uint8))
+    games.single_action_space = spaces.Discrete(3)
+    games.reset.return_value, games.recv.side_effect = outcome(1)[::4], [*outcomes, outcome(1)]
+    source = VectorExperienceSource(StackedVectorEnv(games, Preprocessing(PONG)), lambda _: [0])
+    steps = [step for (step,) in islice(source, 1, 7)]
+    assert [step.terminated.item() for step in steps] == [False, True, *[False] * 4]
+    assert [step.episode_starts.item() for step in steps] == [True, False, True, False, False, True]
+
+
+def test_ales_games_report_unclipped_points():
+    games = ale_games("SkiingNoFrameskip-v4", 1, max_num_frames_per_episode=40)
+    source = VectorExperienceSource(StackedVectorEnv(games, Preprocessing(PONG)), lambda _: [0])
+    *_, last = (step for (step,) in islice(source, 1, 11))
+    assert last.rewards == -1
+    assert (last.episodes[0].steps, last.episodes[0].reward < -20) == (10, True)
+
+
+def test_a_game_on_a_device_is_over_when_it_is_terminated_or_cut():
+    frames, yes = np.zeros((2, 1, 84, 84), np.uint8), np.array([True, False])
+    games = Mock(spec=["reset", "step"])
+    games.reset.return_value = frames, {}
+    games.step.return_value = frames, np.int32([5, -5]), yes, ~yes, {}
+    envs = TensorVectorEnv(2, Preprocessing(PONG), 0, rollout=1)
+    envs.reset(games)
+    rewards, done = envs.step(torch.zeros(2, dtype=torch.int64))
+    assert (rewards.tolist(), done.tolist()) == ([1, -1], [True, True])
+    envs.report()
+    assert envs.report() == ([Episode(5.0, 1), Episode(-5.0, 1)], (1, 1))
 
 
 def test_any_game_is_played_and_what_is_none_is_refused_in_one_line():
@@ -133,32 +186,19 @@ def test_any_game_is_played_and_what_is_none_is_refused_in_one_line():
         assert re.search(hint, str(error.value))[1] == "Pong" or "n" not in name
 
 
-def test_fire_reset_presses_fire():
-    inner = Scripted(1, 2, 3)
-    observation, _ = FireReset(inner).reset()
-    assert (observation.max(), inner.actions) == (2, [1])
-    with pytest.raises(ValueError, match="FIRE"):
-        FireReset(Scripted(1, 2, meanings=("NOOP", "UP")))
-
-
 def test_every_resizer_makes_a_small_grey_picture():
     screen, _ = gym.make(PONG).reset(seed=0)
-    area = WarpFrame(gym.make(PONG)).observation(screen).astype(int)
-    for name in RESIZERS:
-        warp = WarpFrame(gym.make(PONG), resize=name)
-        observation = warp.observation(screen)
-        assert warp.observation_space.contains(observation)
-        assert observation.shape == (84, 84, 1)
-        # the same screen, up to how edges are smoothed
-        assert np.abs(observation - area).mean() < 6
-        wide = WarpFrame(gym.make(PONG), name, size=96)
-        assert wide.observation_space.shape == wide.observation(screen).shape == (96, 96, 1)
-    assert wrap_deepmind(make_atari(PONG), size=42).reset()[0].shape == (4, 42, 42)
     dot = np.zeros((3 * 84, 3 * 84), np.uint8)
-    dot[99, 99] = 255  # the first of nine pixels, which become one
-    seen = {n: int(WarpFrame(gym.make(PONG), n).observation(dot)[33, 33, 0]) for n in RESIZERS}
+    dot[99, 33] = 255  # the first of nine pixels, which become one
+    seen = {}
+    for name in RESIZERS:
+        seen[name] = wrappers.WarpFrame(gym.make(PONG), name).observation(dot)[33, 11, 0]
+        wide = wrappers.WarpFrame(gym.make(PONG), name, size=96)
+        assert wide.observation_space.shape == (96, 96, 1)
+        assert wide.observation_space.contains(wide.observation(screen))
     means = {"opencv-area": 28, "pillow-box": 28, "pillow-bilinear": 13}
     assert seen == {"opencv-linear": 0, "opencv-nearest": 255, **means}
+    assert wrap_deepmind(make_atari(PONG), size=42).reset()[0].shape == (4, 42, 42)
 
 
 def test_pictures_equal_gymnasiums_pixel_for_pixel():
@@ -173,12 +213,13 @@ def test_pictures_equal_gymnasiums_pixel_for_pixel():
     observation, _ = ours.reset(seed=1)
     assert np.array_equal(observation, expected)
     actions = np.random.default_rng(0).integers(6, size=1_000)
-    over, edges = 0, 0
+    over, edges, moving = 0, 0, np.zeros(84, bool)
     for action in actions:
         coloured_now = coloured.step(action)[0]
         expected, *expected_rest = reference.step(action)
         observation, *rest = ours.step(action)
         assert rest[:3] == expected_rest[:3]
+        moving |= np.ptp(observation, axis=2).any(axis=0)
         edges = max(edges, np.abs(coloured_now - observation.astype(int)).max())
         if rest[1]:  # a game over within the skip: gymnasium shows frames of the step before
             over += 1
@@ -187,6 +228,9 @@ def test_pictures_equal_gymnasiums_pixel_for_pixel():
         assert np.array_equal(observation, expected)
     assert over
     assert 0 < edges <= 16
+    first, after = PONG_ROWS
+    assert moving[first:after].all()
+    assert not moving[first - 4 : first].any(), "the wall"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # what is slow, and that it is no array
@@ -199,11 +243,15 @@ def test_a_stack_shares_its_frames_and_is_used_as_an_array():
     assert (state.shape, state.dtype, len(state)) == ((4, 84, 84), np.uint8, 4)
     assert env.observation_space.contains(pixels)
     assert np.array_equal(torch.tensor(state), pixels)
-    assert np.array_equal(np.array(state, dtype=np.float32, copy=True), pixels)
+    assert np.array_equal(np.array(state, dtype=bool, copy=True), pixels > 0)
     with pytest.raises(ValueError, match="always a copy"):
         np.asarray(state, copy=False)
-    assert state == env.reset(seed=0)[0] != LazyFrames([255 - frame for frame in state.frames])
+    inverted = wrappers.LazyFrames([255 - frame for frame in state.frames])
+    assert state == env.reset(seed=0)[0] != inverted
     check_env(env, skip_render_check=True, skip_close_check=True)
+    env = wrappers.FrameStack(wrappers.ImageToPyTorch(Scripted(1)), 2)
+    state, _ = env.reset()
+    assert state.shape == np.asarray(state).shape == env.observation_space.shape == (6, 210, 160)
 
 
 @pytest.mark.parametrize("game", ["YarsRevenge", "Tennis", "Breakout"])
@@ -223,11 +271,8 @@ def test_a_later_game_is_played_again_as_it_was(game):
     assert (RESET in source.state_dict()["games"][0]["actions"]) == (game == "Breakout")
     expected = play(210)[1]
     assert any(step.episodes[0] for step in expected[150:])
-    for state, steps in (
-        (source.state_dict(), expected[150:]),
-        (play(0)[0].state_dict(), expected),
-    ):
-        _, resumed = play(len(steps), state)
+    for start, steps in ((source, expected[150:]), (play(0)[0], expected)):
+        _, resumed = play(len(steps), start.state_dict())
         for step, same in zip(resumed, steps, strict=True):
             assert np.array_equal(step.frames, same.frames)
             assert step.episodes == same.episodes

@@ -106,7 +106,6 @@ class EpisodicLife(gym.Wrapper):
             if terminated or truncated:
                 observation, new_info = self.env.reset(options=options)
                 info = info | new_info  # with the statistics of the game that ended here
-        self._game_over = False
         self._lives = self.unwrapped.ale.lives()  # type: ignore[attr-defined]
         return observation, info
 
