@@ -104,6 +104,7 @@ class StackedVectorEnv:
 
     def send(self, actions: np.ndarray) -> None:
         """Hand over indices of actions, int64 (n,), and return at once."""
+        _ = self.states  # the first access resets the games
         self._envs.send(self._actions[actions])
 
     def recv(self) -> VectorStep:
