@@ -4,8 +4,6 @@ From a clean clone to your own table and chart:
 
     python -m benchmarks ladder --run-dir runs/mine
     python -m benchmarks table runs/mine
-
-Every run of a rung is a TensorBoard run: `tensorboard --logdir runs/mine` shows it.
 """
 
 import argparse

@@ -2,8 +2,7 @@
 
 Each seed runs all rungs and values before the next one, so that a drifting machine favours none.
 After an interruption, the same command continues: complete runs are not repeated. A rung that
-refuses its flags or lacks a library is left out, with the reason. To choose a setting, use many
-short runs rather than a few long ones. Flags after -- go to every rung.
+refuses its flags or lacks a library is left out, with the reason. Flags after -- go to every rung.
 
     python -m benchmarks ladder --frames 10000 --seeds 0-2    compare FPS
     python -m benchmarks ladder --solve -- --cuda             run to 17

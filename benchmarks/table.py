@@ -279,10 +279,7 @@ def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
 
 
 def minutes_to_01(run: Record, records: Sequence[Record]) -> float | None:
-    """Return the ratio of minutes to those of a comparable run of 01, or None.
-
-    Both runs are solved and have the same seed: seeds differ by more than rungs.
-    """
+    """Return the ratio of minutes to a comparable run of 01 with the same seed, if both solved."""
     solved = [r for r in records if r.script == BASELINE and r.solved and comparable(run, r)]
     minutes = [one.cost[1] for one in solved if one.seed == run.seed]
     return run.cost[1] / minutes[0] if run.solved and minutes else None

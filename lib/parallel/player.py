@@ -3,7 +3,7 @@
 The queue is a duplex pipe. The player sends its steps, and the trainer answers with the number of
 steps it has taken. A player that is ``bound`` steps ahead waits for this answer.
 
-If one process dies, the other gets an EOFError at once; a ``multiprocessing.Queue`` could hang.
+If one process dies, the other notices at once; a ``multiprocessing.Queue`` could hang.
 """
 
 import copy
