@@ -49,7 +49,7 @@ def start(script: str, folder: Path, *flags: str, after: int = 0) -> subprocess.
     )
     for line in process.stdout:
         if line.startswith("training begins at frame "):
-            assert int(re.sub(r"\D", "", line.split(":")[0])) > after
+            assert int(re.sub(r"\D", "", line.split(";")[0])) > after
             return process
     raise AssertionError(process.communicate()[1])
 

@@ -123,12 +123,13 @@ lose_it = Mock(side_effect=torch.AcceleratorError(f"{LOST}\nKernel errors might"
         (lambda net: setattr(net, "forward", lose_it), LOST),
         (lambda net: np.empty(2**57), "out of memory: Unable to allocate 1.00 EiB for an array"),
         (lambda net: torch.empty(2**60), "out of memory: [enforce fail"),
-        (Mock(side_effect=RuntimeError(SHM)), f"{SHM}; it is in /dev/shm"),
+        (Mock(side_effect=RuntimeError(SHM)), f"{SHM}; enlarge /dev/shm"),
         (lambda net: setattr(net, "state_dict", lose_it), LOST),  # while it is saved
     ],
 )
 def test_a_failure_is_one_line_and_exit_code_1(spoil, message, start):
-    run = start(frames=200, spoil=spoil)
+    run = start("--env", "BreakoutNoFrameskip-v4", spoil=spoil)
+    assert "no goal: set --stop-reward or --max-frames" in run.out
     assert (run.code, one_line(run.error).startswith(f"tiny: failed: {message}")) == (1, True)
 
 
@@ -356,7 +357,7 @@ def test_slow_work_shows_its_time_unless_a_bar_is_there_and_leaves_nothing(monke
     before = {*threading.enumerate(), tqdm.monitor}
     with suppress(KeyboardInterrupt), show_elapsed("compiling"):
         assert capsys.readouterr().out == "compiling\n"
-        assert "\r00:00 (a minute or two the first time" in (shown := screen.getvalue())
+        assert "\r00:00 (a minute or two at the first start" in (shown := screen.getvalue())
         with show_elapsed("part of it"):
             assert screen.getvalue().count("a minute") == shown.count("a minute") + 1  # redrawn
         raise KeyboardInterrupt
@@ -651,7 +652,7 @@ def test_a_run_is_resumed_while_its_buffer_fills(start):
     again = start(of=run, frames=45, reward=7)
     assert again.code == 0, again.error
     assert "nan" not in run.out  # it has no FPS
-    assert "training begins at frame 20: filling (" in again.out
+    assert "training begins at frame 20; filling made " in again.out
     *_, latest, _ = again.checkpoints()
     kept = read_checkpoint(latest)
     assert len(kept["buffer"]["actions"]) == 45

@@ -293,7 +293,7 @@ def test_every_choice_of_04_is_a_flag(script):
     assert str(env).startswith(kinds)
     seen = [env.get_wrapper_attr(name) for name in ("noop_max", "max_pool", "skip")]
     assert seen == [5, True, 2]
-    with pytest.raises(ValueError, match="give skip instead"):  # it would be 16 frames
+    with pytest.raises(ValueError, match="pass skip, not frameskip"):  # it would be 16 frames
         make_atari(PONG, frameskip=4)
     assert env.get_wrapper_attr("resize") is RESIZERS["opencv-nearest"]
     assert env.observation_space.shape == (3, 84, 84)
