@@ -2,11 +2,12 @@
 
 A player process steps the environment and puts its experience on a queue of at most 2 * ``--steps``
 frames. This process empties the queue and takes one gradient step with a batch of 32 * ``--steps``.
-It waits only if the queue is empty, and the player only if it is full. If the player is faster,
-each update has 2 * ``--steps`` new frames: half as many samples per frame as in 01. The player acts
-with the network's live weights, in memory that both processes share. With ``--play-device`` or
-``--sync-frames`` it has a copy of its own and refreshes it every few frames. Epsilon starts to fall
-at the first frame and takes ``--steps`` times as many frames, as in the chapter.
+It waits only if the queue is empty, and the player only if it is full. If the player is faster, an
+update has 2 * ``--steps`` new frames, so each frame is learned from half as often as in 01. The
+player acts with the network's live weights, in memory that both processes share. With
+``--play-device`` or ``--sync-frames`` it has a copy of its own and refreshes it every few frames.
+Epsilon starts to fall at the first frame and takes ``--steps`` times as many frames, as in the
+chapter.
 
 The chapter measured 402 FPS against the baseline's 159 (+152 %), and 59 minutes against 105 to
 solve Pong (-43 %).

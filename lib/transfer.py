@@ -42,8 +42,7 @@ def take_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Return ``table[numbers]``, and keep the compiler from fusing it with later operations.
 
     A fused loop would compute a pixel's address again for every use: an update of 256 states took
-        61
-    ms instead of 48 on two cores.
+    61 ms instead of 48 on two cores.
     """
     # Copying whole rows takes a tenth of the time of table[numbers].
     return table.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)

@@ -43,7 +43,7 @@ def ale_games(
     Args:
         env_id, max_pool: as for ``lib.envs.atari_wrappers.make_atari``, but the maximum is in grey.
         threads: number of emulating threads; 0: one per core.
-        settings: passed to ALE. Games begin with FIRE and up to ``noop_max`` (30) - 2 no-ops.
+        settings: passed to ALE. Games begin with FIRE and up to ``noop_max - 2`` no-ops.
     """
     settings |= {"num_threads": threads or min(cores(), num_envs), "maxpool": max_pool}
     settings |= {"autoreset_mode": AutoresetMode.SAME_STEP, "stack_num": 1}

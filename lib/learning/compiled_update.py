@@ -76,7 +76,7 @@ def end_capture(stream: torch.cuda.Stream, pool: tuple[int, int]) -> None:
     Otherwise torch could neither capture again nor draw random numbers.
     """
     torch.cuda.set_stream(stream)
-    with suppress(RuntimeError):  # torch had done this before the error
+    with suppress(RuntimeError):  # if torch has done this already
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
     # The random generators stay in capture mode until a capture succeeds.
@@ -197,8 +197,7 @@ class CompiledUpdate:
         self._call, self._device, self._net, self._others = update, device, net, others
 
     def compile(self) -> None:
-        """Compile the update and, on a GPU, capture it; weights and random states stay as they
-        are."""
+        """Compile the update and, on a GPU, capture it, without changing weights or generators."""
         with unchanged(self._device, [*self._net.changing, *self._others]):
             if compiles(self._device):
                 self._call = try_compile("update", self._call, self._device)

@@ -11,7 +11,7 @@ END = 0.9  # share of points won at which progress is complete: games end 21:2
 class LinearSchedule:
     """A number that changes linearly over ``frames`` frames, then stays at its final value.
 
-    The change begins at frame ``begin``: with a replay buffer, at the first update.
+    The change begins at frame ``begin``, in some rungs that of the first update.
 
     Source: Mnih et al., Nature 518 (2015), methods, for epsilon.
     """

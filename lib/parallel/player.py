@@ -200,14 +200,14 @@ class Packed:
 
 @contextmanager
 def signals_blocked(numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
-    """Block the signals that end a run in processes that are started meanwhile.
+    """Start processes that never get the signals that end a run, because the trainer ends them.
 
-    The trainer decides when they end. This process gets signals of that time afterwards.
+    This process gets its own after the block.
     """
     if sys.platform == "win32":
         yield
         return
-    resource_tracker.ensure_running()  # first, because it unblocks two of them
+    resource_tracker.ensure_running()  # first, because it unblocks SIGINT and SIGTERM
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

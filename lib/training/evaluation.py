@@ -226,7 +226,7 @@ def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:
         preprocessing = Preprocessing(**earlier | settings["preprocessing"])
         check_env_id(preprocessing.env)
         network = NETWORKS[spec["class"]](**spec["arguments"])
-        # From 06 to 08 and 10, take the averaged or float32 weights, without Adam's moments.
+        # In 06, 07, 08 and 10, take the averaged or float32 weights alone, without Adam's moments.
         network.load_state_dict(weights.get("ema", weights.get("weights", weights)))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]

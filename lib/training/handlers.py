@@ -36,7 +36,7 @@ FILLING_EVERY = 1_000  # frames
 LOG_EVERY = 100  # updates
 CHECK_EVERY = 1_000  # updates between checks whether the network has died
 ALPHA = 0.98  # of the smoothed reward and loss
-TRIAL_EVERY = 25  # episodes between trials; over 100 environments: a quarter of them
+TRIAL_EVERY = 25  # episodes between trials, or environments // 4 if that is more
 
 
 def attach_handlers(
