@@ -45,7 +45,9 @@ def test_all_arrives_in_order_and_is_kept_when_the_player_is_lost(monkeypatch):
 
     engine = Engine(process)
     engine.add_event_handler(Events.COMPLETED, lambda: ends.append("saved"))
-    with pytest.raises(Failure, match="was killed by SIGKILL"), Player(count, (500,), 8) as player:
+    monkeypatch.setattr("lib.parallel.player.WAIT_SECONDS", 60)
+    player = Player(count, (500,), 8, PlayerOptions(player_timeout=60))  # one wait is its limit
+    with pytest.raises(Failure, match="was killed by SIGKILL"), player:
         engine.run(player)
     assert ends == ["saved"]
     assert [*np.concatenate([step.actions for step in taken])] == list(range(500))
@@ -87,6 +89,12 @@ def hang(queue: ExperienceQueue, go: Connection) -> None:
 def test_why_a_player_was_lost_is_told_in_one_line(player, message):
     with pytest.raises(Failure, match=message), Player(player, (), 8) as experience:
         assert len([step for steps in experience for step in steps]) == 1
+
+
+def test_an_error_of_the_trainer_comes_before_the_loss_of_its_player():
+    with pytest.raises(OSError, match="disk"), Player(leave, (), 8) as experience:
+        assert list(experience)
+        raise OSError("disk full")
 
 
 def test_a_player_that_does_not_start_is_killed(monkeypatch):
