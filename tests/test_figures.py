@@ -143,25 +143,101 @@ def test_the_frames_to_17() -> None:
             assert words.format(*told) in one_line(RESULTS)
 
 
-def test_how_many_networks_die() -> None:
-    networks, died = defaultdict(set), defaultdict(dict)
-    for file in ("alive", "centred"):
-        for look in read_csv(ZEN4 / f"dead-units/{file}.csv"):
-            settings = file, look["script"], look.get("precision"), look["adam_epsilon"]
-            networks[settings].add(look["seed"])
-            if float(look["gradient"]) == 0.0:
-                died[settings].setdefault(look["seed"], int(look["updates"]))
-    chapters = "alive", BASELINE, "bfloat16", "1e-08"
-    ptans, rainbows = ("alive", "ptan", *chapters[2:]), (*chapters[:3], "0.00015")
-    ours = "centred", BASELINE, None, f"{ReplayOptions().adam_epsilon:g}"
-    found = [(len(died[one]), len(networks[one])) for one in (chapters, ptans, rainbows, ours)]
-    assert found == [(5, 10), (2, 10), (0, 10), (0, 10)]
-    text, after = one_line(RESULTS), sorted(died[chapters].values())
-    told = "five of ten networks of `01` died: after {:,} to {:,} updates"
-    assert told.format(after[0], after[-1]) in text
-    assert "Of ten networks made of ptan's parts, two died" in text
+def test_the_runs_with_other_seeds() -> None:
+    page = (ZEN4 / "solved/README.md").read_text(encoding="utf-8").replace("**", "")
+    died = [runs(ZEN4 / SOLVED)[script][1] for script in (BASELINE, "02_n_envs", "03_parallel")]
+    told = "stopped them after {:,}, {:,} and {:,}".format(*(record.frames for record in died))
+    assert f"{told} frames" in one_line(EARLIER)
+    assert all(f"never: stopped after {record.frames:,}" in page for record in died)
+    games = (ZEN4 / "solved/games.txt").read_text(encoding="utf-8")
+    means = re.findall(r"30 games, mean (.*), standard deviation .*, (.* to .*)", games)
+    assert len(means) == 11  # of 04 also games as trained
+    assert all(f"{float(mean):.1f} ({bounds})" in page for mean, bounds in means)
+
+
+def looks_at_networks(file: str = "alive") -> list[dict[str, str]]:
+    return read_csv(ZEN4 / f"dead-units/{file}.csv")
+
+
+def test_the_networks_that_die() -> None:
+    alive, dead = defaultdict(dict), defaultdict(dict)
+    for look in looks_at_networks():
+        settings = look["script"], look["precision"], look["adam_epsilon"]
+        if look["updates"] == "3000":
+            alive[settings][look["seed"]] = look["alive"]
+        if float(look["gradient"]) == 0.0:
+            dead[settings][look["seed"]] = True
+    text = (ZEN4 / "dead-units/README.md").read_text(encoding="utf-8")
+    of_ten = {settings: units for settings, units in alive.items() if len(units) == 10}
+    assert len(of_ten) == 5
+    for settings, units in of_ten.items():
+        row = f" | {', '.join(units.values())} | {', '.join(dead[settings]) or 'none'} |"
+        assert row in text
+    assert len(dead[BASELINE, "bfloat16", "1e-08"]) == 5
+    larger = BASELINE, "bfloat16", "0.00015"
+    assert (len(alive[larger]), dead[larger]) == (10, {})
+    (run,) = read_records(ZEN4 / "dead-units/runs")
+    assert f"avg_reward of {run.avg_reward:.1f} after {run.frames:,} frames" in text
+    ptan = re.search(r"01 of ptan's parts \|.*\| (.*) \|\n", text)[1].split(", ")
+    assert (len(ptan), "five of ten networks of `01`" in one_line(RESULTS)) == (2, True)
+    assert "Of ten networks made of ptan's parts, two died" in one_line(RESULTS)
     for page in ("beside-the-book", "when-a-run-fails"):
         assert "ive of ten networks](" in one_line(ROOT / f"docs/{page}.md")
+
+
+def test_networks_live_without_the_mean() -> None:
+    text, seen = one_line(ZEN4 / "dead-units/README.md"), defaultdict(list)
+    for look in looks_at_networks("centred"):
+        assert (float(look["adam_epsilon"]), float(look["gradient"]) > 0) == (1e-8, True)
+        seen[look["script"][:2], look["seed"]].append(look)
+    for (rung, seed), (*_, last) in seen.items():
+        at = {look["updates"]: look["alive"] for look in seen[rung, seed]}
+        apart = [look["updates"] for look in seen[rung, seed] if float(look["spread"]) >= 0.01]
+        units = f"{at['3000']} | {last['alive']} after {int(last['updates']):,}"
+        assert f"| {rung} | {seed} | {units} | {int(apart[0]):,} |" in text
+    left = [int(looks[-1]["alive"]) for (rung, _), looks in seen.items() if rung == "01"]
+    assert len(left) == 10
+    assert f"have {min(left)} to {max(left)} of their 64 units after 10,000 updates" in text
+    assert ReplayOptions().adam_epsilon == 1e-8
+
+
+def test_when_networks_die_or_learn_to_tell_states_apart() -> None:
+    died, apart, units = {}, {}, {}
+    for look in looks_at_networks():
+        if look["precision"] != "bfloat16":
+            continue
+        run = look["script"], look["seed"], look["adam_epsilon"]
+        units[*run, look["updates"]] = int(look["alive"])
+        if float(look["gradient"]) == 0.0:
+            died.setdefault(run, int(look["updates"]))
+        if float(look["spread"]) >= 0.01:
+            apart.setdefault(run, int(look["updates"]))
+    text = one_line(ZEN4 / "dead-units/README.md")
+
+    def span(found: dict[tuple[str, str, str], int]) -> str:
+        of_01 = [found[run] for run in found if (run[0], run[2]) == (BASELINE, "1e-08")]
+        return f"{min(of_01):,} to {max(of_01):,} updates"
+
+    assert f"after {span(died)}" in one_line(RESULTS)
+    assert f"after {span(apart)} with 1e-8" in text
+    larger, others = "0.00015", list(BOOK)[2:5]
+    first, second, third = (f"{apart[BASELINE, seed, larger]:,}" for seed in "014")
+    assert f"after {first}, {second} and {third} with 1.5e-4 (seeds 0, 1, 4)" in text
+    slower, sooner = (
+        "{:,}, {:,} and {:,}".format(*(apart[script, "0", epsilon] for script in others))
+        for epsilon in (larger, "1e-08")
+    )
+    assert f"it is {slower} updates instead of {sooner}" in text
+    others += ["05_vector_env", "04_new_wrappers_parallel"]
+    after = [units[script, "0", larger, "7000"] for script in others]
+    assert "they have {}, {} and {} units, 05 has {} and 04 parallel {}.".format(*after) in text
+    left = [units[BASELINE, seed, "1e-08", "10000"] for seed in "23589"]
+    assert f"{min(left)} to {max(left)} after 10,000 updates" in text
+    last = [units[BASELINE, seed, larger, "15000"] for seed in "14"]
+    assert "seeds 1 and 4 have {} and {} after 15,000".format(*last) in text
+    terminal = (ZEN4 / "dead-units/terminal.txt").read_text(encoding="utf-8")
+    assert terminal.count("frame limit reached after 90,") == 2  # 06 and 09
+    assert "died" not in terminal
 
 
 def test_the_games_after_no_ops() -> None:
