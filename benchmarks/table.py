@@ -42,7 +42,7 @@ import numpy as np
 HOUR = 3_600.0  # seconds
 HELD_OUT = 1_000  # seeds from here on are for published figures, never for choosing settings
 NOTE = "Medians over the seeds (and their range); docs/benchmarks.md explains the columns."
-BOUND_NOTE = '">": a lower bound: a run that was not solved counts with what it has played.'
+BOUND_NOTE = '">" is a lower bound: an unsolved run counts with what it played until it ended.'
 BOOK_NOTE = "The book: second edition (GTX 1080 Ti); third edition (a newer GPU, solved at 18)."
 BASELINE = "01_baseline"
 WHOLE_WAY = 2_000_000  # frames; a run that may play this many is one to 17
