@@ -5,7 +5,7 @@ it, samples 32 transitions from the replay buffer and takes one gradient step. P
 update, and the update waits for playing. The agent sees the whole screen; the chapter's 00 to 03
 cut off the score and both walls.
 
-At the same work, this baseline runs at 1.4 times the FPS of a loop with ptan, the chapter's library
+Doing the same work, this baseline has 1.4 times the FPS of a loop with ptan, the chapter's library
 (two CPU cores, float32; results/epyc-zen4-2core/peers). docs/beside-the-book.md says why.
 
 The chapter measured 159 FPS and 105 minutes to solve Pong (GTX 1080 Ti).

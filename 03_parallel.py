@@ -2,12 +2,12 @@
 
 A player process steps the environment and puts its experience on a queue of at most 2 * ``--steps``
 frames. This process empties the queue and takes one gradient step with a batch of 32 * ``--steps``.
-It waits only if the queue is empty, and the player only if it is full. If the player is faster, an
-update has 2 * ``--steps`` new frames, so each frame is learned from half as often as in 01. The
+It waits only for an empty queue, and the player only for a full one. If the player is faster, there
+are 2 * ``--steps`` new frames per update, so each frame is sampled half as often as in 01. The
 player acts with the network's live weights, in memory that both processes share. With
 ``--play-device`` or ``--sync-frames`` it has a copy of its own and refreshes it every few frames.
-Epsilon starts to fall at the first frame and takes ``--steps`` times as many frames, as in the
-chapter.
+As in the chapter, epsilon falls from the first frame on, over ``--steps`` * ``--epsilon-frames``
+frames.
 
 The chapter measured 402 FPS against the baseline's 159 (+152 %), and 59 minutes against 105 to
 solve Pong (-43 %).
@@ -40,13 +40,13 @@ from torch.optim import Adam
 class Options(PlayerOptions):
     """Settings of this rung."""
 
-    steps: int = option(4, "factor of batch, queue and epsilon", low=1, high=256, group="playing")
+    steps: int = option(4, "scales batch, queue and epsilon", low=1, high=256, group="playing")
 
 
 def player_process(
     queue: ExperienceQueue, params: Options, shared_net: DQN, epsilon: LinearSchedule, frames: int
 ) -> None:
-    """Play and fill the queue; a resumed run has played ``frames`` before."""
+    """Play and fill the queue; ``frames`` were played before a resume."""
     env = wrap_deepmind(make_atari(params.env))
     net = shared_net
     if params.refresh_frames:

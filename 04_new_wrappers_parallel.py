@@ -34,7 +34,7 @@ from torch.optim import Adam
 class Options(PlayerOptions, WrapperOptions):
     """Settings of this rung."""
 
-    steps: int = option(4, "factor of batch, queue and epsilon", low=1, high=256, group="playing")
+    steps: int = option(4, "scales batch, queue and epsilon", low=1, high=256, group="playing")
 
 
 def make_env(params: Options) -> FrameStack:
@@ -48,7 +48,7 @@ def make_env(params: Options) -> FrameStack:
 def player_process(
     queue: ExperienceQueue, params: Options, shared_net: DQN, epsilon: LinearSchedule, frames: int
 ) -> None:
-    """Play and fill the queue; a resumed run has played ``frames`` before."""
+    """Play and fill the queue; ``frames`` were played before a resume."""
     env = make_env(params)
     net = shared_net
     if params.refresh_frames:

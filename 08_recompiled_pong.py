@@ -84,12 +84,12 @@ def train(params: Options, run: Run) -> None:
             values, chosen = choose(states)
             actions = explore(chosen, frame)
             envs.send(actions)
-            rollout.record_values(states, values)  # computes returns while the games run
+            rollout.record_values(states, values)  # computes returns; games may run meanwhile
             net.learning_rate.fill_(learning_rate(frame))
             net.ema_step.fill_(ema_step(frame))
             if rollout.ready:
                 updates_due += epochs(frame) * params.envs / params.batch_size
-            while updates_due >= 1:  # the games still run
+            while updates_due >= 1:  # games may still run
                 updates_due -= 1
                 yield
             step = envs.recv()
@@ -99,7 +99,7 @@ def train(params: Options, run: Run) -> None:
 
     saved = {"net": net, "explore": explore, "points": win_rate}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)  # if failed: explore
+    engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)  # if lost: explore
     engine.run(collect())
     evaluate(net.agent(), run)
 

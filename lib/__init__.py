@@ -1,7 +1,7 @@
 """Code shared by the rungs, one idea per file. Nothing in lib imports a rung.
 
-The folders are envs, learning, training and parallel. Each imports only those before it, and the
-files beside them, which serve all four.
+The folders are envs, learning, training and parallel. Each imports only the folders before it, and
+the files directly in lib.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Features of a device. Runs decide by these, never by timings, so a seed repeats a run."""
+"""Features of a device. Runs adapt to these, never to timings, so that a seed repeats a run."""
 
 import os
 import re
@@ -78,7 +78,7 @@ def missing_device(name: str) -> str | None:
 def first_line(error: BaseException) -> str:
     """Return the line of an error's message that says what is wrong, or the error's type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lines = [line for line in lines if "raised:" not in line]  # torch's compiler begins with it
+    lines = [line for line in lines if "raised:" not in line]  # torch's compiler puts it first
     return next((line for line in lines if "error: " in line), (*lines, type(error).__name__)[0])
 
 

@@ -13,7 +13,7 @@ from lib.printing import print_line
 
 Version = TypeVar("Version")
 
-fallbacks: list[str] = []  # one process is one run
+fallbacks: list[str] = []  # of the run in this process
 
 
 def try_optimised(part: str, eager: Version, make: Callable[[], Version]) -> Version:

@@ -22,7 +22,7 @@ def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
 
 
 def gather(device: torch.device, *tables: tuple[torch.Tensor, np.ndarray]) -> list[torch.Tensor]:
-    """Gather rows of CPU tables into tensors on the device, for a GPU through pinned memory.
+    """Gather rows of CPU tables into tensors on the device, via pinned memory for a GPU.
 
     Each table comes with row numbers, int64 of any shape; all rows must exist.
     """

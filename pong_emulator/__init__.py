@@ -1,7 +1,7 @@
 """Atari 2600 Pong in compiled Python: ``PongVectorEnv``.
 
 The first games translate and compile the emulator. ``missing`` tells what it lacks on this machine.
-``gymnasium.make_vec`` also makes the games, by the name of this package and ``/Pong-v0``.
+``gymnasium.make_vec("pong_emulator/Pong-v0")`` makes the same games.
 """
 
 import re
@@ -94,7 +94,7 @@ def PongVectorEnv(  # noqa: N802, used like a class
         reward_clipping: clip rewards to their sign.
         max_num_frames_per_episode: emulated frames after which a game is truncated.
         rows: rows of an observation that are drawn, [first, last); the others stay black.
-        render_mode: rgb_array, for which ``render`` returns pictures; or None.
+        render_mode: rgb_array, for ``render``, or None.
 
     Raises:
         ValueError: an argument is out of range or unknown, or there are not as many seeds as games.
@@ -120,7 +120,7 @@ def PongVectorEnv(  # noqa: N802, used like a class
 
 
 def prepare(device: str = "cpu") -> None:
-    """Compile the emulator now, or load it from the cache, so that no games wait for it.
+    """Compile the emulator now, or load it from the cache.
 
     For a GPU, this compiles only the kernels; its games need the CPU's part, too. Raise
     EmulatorError if something is missing, see ``missing``.

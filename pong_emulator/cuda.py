@@ -271,7 +271,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     def stepper(
         self, actions: torch.Tensor, observations: torch.Tensor, *outcome: torch.Tensor
     ) -> Callable[[], None]:
-        """Return a function that plays a step with these tensors of the device, again and again.
+        """Return a function that plays a step with these tensors of the device.
 
         It only launches two kernels, so a CUDA graph can capture it after a first call. Its caller
         must call ``check``.

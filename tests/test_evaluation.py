@@ -67,7 +67,7 @@ def test_the_games_after_training_are_those_that_are_played_alone(run, monkeypat
     assert games[0] != games[4] != games[3]  # the fifth ends first
     assert games[:2] != sticky
     lines = ["games after FIRE and up to 28 no-ops, epsilon 0.01:", told(games)]
-    lines += ["sticky actions (0.25), not trained for, epsilon 0.01:", told(sticky)]
+    lines += ["games with sticky actions (0.25), epsilon 0.01:", told(sticky)]
     out, err = capsys.readouterr()
     assert (out.splitlines(), err) == (lines, "")  # no bar where nobody looks
     run.tensorboard.writer.flush()

@@ -40,7 +40,7 @@ class ExperienceSource:
     Iterating yields lists of ``steps`` steps. Each step chooses all actions before playing any.
 
     A game's state is spread over the emulator and all wrappers, so a checkpoint stores how each
-    game began and its actions, and loading it plays them again. How it began includes the
+    game began and its actions, and loading it plays them again. The beginning includes the
     emulator's state after the previous game, because ALE randomises the RAM of some games.
     Replaying fails if games are random in other ways, such as sticky actions.
 

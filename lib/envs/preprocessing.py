@@ -3,15 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-# The 64 rows between the walls, without the lowest four. At half the resolution, these would only
-# add a row to the first convolution's output, which the second one, of stride 2, does not reach.
+# The 64 rows between the walls, without the lowest four. At half the resolution, those four would
+# add an output row to the first convolution that the second, of stride 2, never reads.
 PONG_ROWS = (13, 73)
 PONG_ACTIONS = (0, 2, 3)  # stay, up and down; the other three do the same
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """A network's input, and the game's actions that its outputs stand for.
+    """What a network sees, and which action of the game each of its outputs stands for.
 
     Checkpoints store it. The defaults are DeepMind's (Mnih et al., Nature 518 (2015), methods).
 
@@ -21,7 +21,7 @@ class Preprocessing:
         vector_env: take the maximum in grey, and press FIRE only at the start of a game, as ALE's
             vector environment and our emulator do. False: take it in colour, and press FIRE after
             each lost life, too, as the wrappers do.
-        rows: the rows of the 84 that a state shows, [first, last).
+        rows: which of the 84 rows a state shows, [first, last).
         actions: the game's actions in the order of the network's values; None: all.
         half: average blocks of 2x2 pixels, which leaves a quarter of the data.
     """

@@ -1,6 +1,6 @@
 """Vector environments: ALE's in C++, and our own emulator's, which has the same methods.
 
-Both play between ``send`` and ``recv``, in threads without the interpreter's lock.
+With several threads, both play between ``send`` and ``recv``, without the interpreter's lock.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ class VectorStep(NamedTuple):
     rewards: np.ndarray  # float32, clipped to their sign
     terminated: np.ndarray  # bool: do not bootstrap; the game is over, or a life is lost
     done: np.ndarray  # bool: terminated or truncated; the state is already the next episode's
-    frames: np.ndarray  # uint8, (n, 1, height, width): the newest, of the old game if it ended
+    frames: np.ndarray  # uint8, (n, 1, height, width): the newest, or the last of a game that ended
     episodes: list[Episode | None]  # the whole games that ended
 
     @property
@@ -65,7 +65,7 @@ def fast_games(
 
 
 def preparing_fast_games(env_id: str) -> AbstractContextManager[None]:
-    """Compile what ``fast_games`` needs in another process during the ``with`` block."""
+    """During the ``with`` block, another process compiles what ``fast_games`` needs."""
     return pong_emulator.preparing() if _is_emulated(env_id) else nullcontext()
 
 
@@ -134,7 +134,7 @@ class StackedVectorEnv:
 class VectorExperienceSource:
     """Step a vector environment forever, while the network learns.
 
-    Each iteration starts a step, and yields the one before in a list; the first list is empty.
+    Each iteration starts a step and yields a list with the previous one; the first list is empty.
     ``agent`` maps uint8 states (n, stack, height, width) to actions, int64 (n,).
     """
 

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 @contextmanager
 def unchanged(device: torch.device, tensors: Iterable[torch.Tensor] = ()) -> Iterator[None]:
     """Restore these tensors, and the random states of the CPU and a device, at the end."""
-    modules = [torch]  # compiling may draw the CPU's numbers, too
+    modules = [torch]  # compiling draws random numbers on the CPU, too
     if device.type != "cpu":
         modules.append(torch.get_device_module(device))
     random = [(module, module.get_rng_state()) for module in modules]
@@ -95,7 +95,7 @@ def try_compile(
     # On GPUs with fewer than 68 processors, Inductor warns of a mode that is not used here.
     logging.getLogger("torch._inductor.utils").setLevel(logging.ERROR)
     triton = is_asynchronous(device)
-    tools = "Triton, or triton-windows, " * triton + "g++, clang or cl, and Python's headers"
+    tools = "Triton (or triton-windows), " * triton + "a C++ compiler and Python's headers"
     part = f"the compiled {name} (compiling needs {tools})"
 
     def make() -> Callable[..., Any]:
@@ -145,8 +145,8 @@ def graph_or_eager(
 class CapturedForward:
     """A function of states, for choosing actions; on a GPU, one CUDA graph.
 
-    Launching its twenty or so kernels takes longer than running them. Batches may be smaller than
-    ``states_shape``.
+    Launching its twenty or so kernels takes longer than running them. A graph takes batches smaller
+    than ``states_shape``, too.
 
     Args:
         function: maps states, uint8 (n, stack, height, width), to one or more tensors (n, ...).
@@ -173,11 +173,11 @@ class CapturedForward:
 
             return call
 
-        with unchanged(device):  # the function may draw random numbers, and compiling does
+        with unchanged(device):  # both draw random numbers
             if is_asynchronous(device) and alone:
                 self._call = try_optimised("the CUDA graph that chooses actions", function, capture)
             elif compiled and not is_asynchronous(device) and compiles(device):
-                self._call = try_compile("choice of actions", function, device, place)
+                self._call = try_compile("action selection", function, device, place)
 
     def __call__(self, states: torch.Tensor) -> Any:
         """Return the function's result; on a GPU, the next call overwrites it."""

@@ -70,8 +70,8 @@ class DQN(nn.Module):
     def pixels(self, states: torch.Tensor) -> torch.Tensor:
         """Scale states to [0, 1] and subtract each state's mean: the input of the convolutions.
 
-        Most pixels are background and shift a unit equally in every state. Adam's first updates
-        would cancel this shift, and may leave a layer of dead ReLUs that never learns.
+        Most pixels are background, which adds the same number to a unit's input in every state.
+        Adam's first updates would cancel this shift, and may leave a layer of dead ReLUs.
         """
         # Convert and reorder (or copy) in one pass; scale and centre in place.
         dtype = next(self.conv.parameters()).dtype

@@ -190,7 +190,7 @@ class ReplayBuffer(ReplayRings):
         self._states = np.zeros((1, self._stack), dtype=np.int64)
 
     def extend(self, steps: Sequence[Transitions]) -> None:
-        """Store steps in order, always of the same environments."""
+        """Store steps in order; the environments must be the same in all calls."""
         for new in steps:
             # First frames are stored first; each is repeated over its whole state.
             firsts = self._frames_written + np.cumsum(new.episode_starts) - 1

@@ -11,7 +11,7 @@ END = 0.9  # share of points won at which progress is complete: games end 21:2
 class LinearSchedule:
     """A number that changes linearly over ``frames`` frames, then stays at its final value.
 
-    The change begins at frame ``begin``, in some rungs that of the first update.
+    It begins to change at frame ``begin``; some rungs begin with the first update.
 
     Source: Mnih et al., Nature 518 (2015), methods, for epsilon.
     """
@@ -42,7 +42,7 @@ class WinRate:
             self.value = kept * self.value + (1 - kept) * won / (won + lost)
 
     def cap(self, most: float) -> None:
-        """Lower it, for example after a lost trial."""
+        """Cap the share, for example after a lost trial."""
         self.value = min(self.value, most)
 
     def state_dict(self) -> dict[str, Any]:

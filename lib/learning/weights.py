@@ -62,7 +62,7 @@ class MixedWeights:
         return functional_call(self.network, self.named(compute), (states,))
 
     def named(self, flat: Weights) -> Weights:
-        """Return views of single weights in flat ones, by name; convolutions are channels-last."""
+        """Return a view of each weight in flat tensors, by name; convolutions are channels-last."""
         named = {}
         for precision, shapes in self._shapes.items():
             parts = flat[precision].split([shape.numel() for shape in shapes.values()])
@@ -116,7 +116,7 @@ class AveragedWeights(MixedWeights):
     change a decision.
 
     Attributes:
-        ema_step: 1 - decay of the average, a tensor; 1 copies the weights.
+        ema_step: a tensor, one minus the decay of the average; at 1 the average is the weights.
         ema_compute: copies of the average, to choose actions with.
     """
 

@@ -200,10 +200,7 @@ class Packed:
 
 @contextmanager
 def signals_blocked(numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
-    """Start processes that never get the signals that end a run, because the trainer ends them.
-
-    This process gets its own after the block.
-    """
+    """Shield processes started in this block from signals; the trainer ends them."""
     if sys.platform == "win32":
         yield
         return

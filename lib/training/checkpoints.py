@@ -1,8 +1,8 @@
 """Checkpoints of a run: RUN_DIR/checkpoints/ has latest.pt, previous.pt, best.pt and solved.pt.
 
 A checkpoint holds the training state, the settings and the lengths of the event files. A resumed
-run cuts the files to these lengths. A file is renamed to its name once it is on the disk, so there
-is always a whole one; ``previous.pt`` stands in for a damaged ``latest.pt``.
+run cuts the files to these lengths. A file gets its final name once it is on the disk, so there is
+always a whole one; ``previous.pt`` stands in for a damaged ``latest.pt``.
 """
 
 import math

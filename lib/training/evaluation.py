@@ -61,7 +61,7 @@ def make_env(preprocessing: Preprocessing, **kwargs: Any) -> gym.Env:
 def make_games(
     preprocessing: Preprocessing, seeds: np.ndarray, sticky: float = 0.0, **settings: Any
 ) -> StackedVectorEnv:
-    """Make games to play at once, one per seed, int64 (n,), which start as ALE's do."""
+    """Make one game per seed, int64 (n,), played together; they start as ALE's do."""
     make = partial(ale_games, repeat_action_probability=sticky) if sticky else fast_games
     games = make(preprocessing.env, len(seeds), max_pool=preprocessing.max_pool, **settings)
     return StackedVectorEnv(games, preprocessing, seeds)
@@ -130,7 +130,7 @@ def evaluate(q_function: QFunction, run: Run) -> None:
     most = Preprocessing.noop_max - 2  # ALE draws 0 to 29 emulated frames, FIRE included
     for tag, title, count, sticky in (
         ("reward", f"games after FIRE and up to {most} no-ops", EPISODES, 0.0),
-        ("sticky_reward", f"sticky actions ({STICKY:g}), not trained for", STICKY_EPISODES, STICKY),
+        ("sticky_reward", f"games with sticky actions ({STICKY:g})", STICKY_EPISODES, STICKY),
     ):
         games = make_games(run.params.preprocessing, SEED + np.arange(count), sticky)
         rewards = [0.0] * count
@@ -150,7 +150,7 @@ def evaluate(q_function: QFunction, run: Run) -> None:
 class Trial:
     """The result of a trial: games of the agent that would be saved, until the first loss.
 
-    avg_reward measures an agent that keeps learning; frozen, it may repeat the same mistake.
+    avg_reward measures an agent that keeps learning; a frozen agent may repeat the same mistake.
     """
 
     games: int

@@ -19,7 +19,7 @@ from lib.training.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
 PLACES = ("cuda", "device", "play_device")  # where a run computes; it may move when resumed
-NEAR = 0.84  # similarity of a typo: seeds is near enough to --seed, n-steps is not to --steps
+NEAR = 0.84  # similarity of a typo: seeds counts as --seed, n-steps does not count as --steps
 SYNONYMS = {"gpu": "--cuda", "cpu": "--device cpu", "load": "--init-from", "games": "--episodes"}
 SYNONYMS |= dict.fromkeys(("n-envs", "num-envs"), "--envs")
 SYNONYMS |= dict.fromkeys(("logdir", "tensorboard-log", "run-name", "exp-name"), "--run-dir")
@@ -97,7 +97,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     for name, value in settings.items():
         fixed = not entries[name].metadata["may_change"] and name not in PLACES
         if fixed and getattr(params, name) != value:
-            parser.error(f"--{name.replace('_', '-')}: the run in {params.resume} keeps {value}")
+            parser.error(f"--{name.replace('_', '-')}: must stay {value} to resume {params.resume}")
     if 0 < params.max_frames <= played:
         parser.error(
             f"--max-frames: the run in {params.resume} has already played {played:,} frames"

@@ -7,7 +7,7 @@ The engine's state has their figures, beside those of ``lib.training.play``:
     reached        the frames and minutes after which avg_reward reached --stop-reward
     trial          the last trial, in rungs that have one
     solved         whether avg_reward reached --stop-reward, and the agent passed its trial
-    time_passed    seconds since the first environment step
+    time_passed    seconds since the engine started
     phase          "filling" (the replay buffer), then "training"
     fps, avg_fps   frames per second: recent, and over the whole phase
 """
@@ -107,8 +107,8 @@ def stop_when_solved(
 ) -> None:
     """Stop when the game is solved, but not before the first update or without a goal.
 
-    Once avg_reward has reached the goal, ``passes`` decides, again every ``trial_every`` episodes.
-    Attach this after curves and terminal, which show the decisive game first.
+    Once avg_reward has reached the goal, ``passes`` is asked, then again every ``trial_every``
+    episodes. Attach this after curves and terminal, which show the decisive game first.
     """
     state = engine.state
     next_trial = 0
@@ -284,7 +284,7 @@ def warn_if_network_died(engine: Engine, net: Any) -> None:
 def stop_early(engine: Engine, run: Run) -> None:
     """Stop after ``--max-frames``, or on a signal; a second Ctrl-C stops at once.
 
-    The update is finished first. Without this, ignite may count an update and stop before it.
+    The update is finished first; otherwise ignite may count one that was never made.
     """
 
     def stop(number: int, _: object) -> None:

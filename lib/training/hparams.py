@@ -1,8 +1,8 @@
 """A run in TensorBoard's HPARAMS tab: settings, machine, and outcome.
 
-The tab takes its columns from the first run, so each run names those of all rungs. Settings are in
-a file that TensorBoard reads before the curves: it keeps the first settings that it reads, and a
-resumed run replaces them.
+The tab takes its columns from the first run, so each run names those of all rungs. TensorBoard
+keeps the first settings that it reads, so they have a file that it reads before the curves; a
+resumed run replaces that file.
 """
 
 import time

@@ -63,7 +63,7 @@ def launch(
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)  # where streams and graphs are made
         prepare_torch(params.seed)
-        # Counting free cores takes a while, so only if the threads depend on them.
+        # Counting free cores takes a while; skip it if the threads do not depend on them.
         free = cores() if params.threads or device.type != "cpu" else free_cores()
         torch.set_num_threads(params.torch_threads(min(free, torch.get_num_threads())))
         try:
@@ -94,8 +94,8 @@ def launch(
                 print_line(f"moved from {place} to {params.device}: rounding differs from now on")
         with open_event_file(folder) as tensorboard:
             run = Run(params, device, folder, tensorboard, script, checkpoint, machine=machine)
-            del checkpoint  # the run has it, and drops it when it has started
-            if not params.resume:  # otherwise once the checkpoint is loaded
+            del checkpoint  # the run keeps it until it has started
+            if not params.resume:  # a resumed run does this after loading
                 run.write_settings()
             try:
                 train(params, run)
@@ -116,7 +116,7 @@ def launch(
         if not failure:
             raise
         print_line(f"{script}: failed: {failure}", sys.stderr)
-        if not isinstance(error, CheckpointError):  # which cannot be resumed
+        if not isinstance(error, CheckpointError):  # resuming would fail again
             print_resume_command(folder)
         sys.exit(1)
     except KeyboardInterrupt as error:
@@ -201,7 +201,7 @@ def changed(params: Options) -> list[str]:
     usual, parts = usual.resolved(), list[str]()
     for entry in reversed(fields(params)):  # the rung's own come first
         value, name = getattr(params, entry.name), shortened(entry.name)
-        # not in the list: already in the name, or free to change on --resume
+        # not in the list: already in the name, a path, or free to change on --resume
         excluded = entry.metadata["may_change"] or entry.name in ("seed", "env", "init_from")
         if not excluded and value != getattr(usual, entry.name):
             number = f"{value:g}" if isinstance(value, float) else value

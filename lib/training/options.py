@@ -64,7 +64,7 @@ class CommonOptions:
     seed: int = run_option(0, "random seed", low=0, high=2_000_000_000)
     max_frames: int = resume_option(0, "stop after this many frames; 0: no limit", low=0)
     stop_reward: float | None = resume_option(
-        None, "solved when avg_reward reaches this (default: 17 in Pong; other games have no goal)"
+        None, "avg_reward to reach (default: 17 in Pong; other games have no goal)"
     )
     cuda: bool = run_option(False, "train on the GPU; short for --device cuda")
     device: str = run_option("", "device to train on: cpu, cuda, cuda:1 or mps (default: cpu)")
@@ -121,7 +121,7 @@ class CommonOptions:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """The preprocessing of this run. Settings that a rung lacks default to DeepMind's."""
+        """The preprocessing of this run. Where a rung has no setting, DeepMind's applies."""
         names = [entry.name for entry in fields(Preprocessing) if hasattr(self, entry.name)]
         return Preprocessing(**{name: getattr(self, name) for name in names})
 
@@ -253,7 +253,7 @@ class PrecisionOptions(CommonOptions):
 class WrapperOptions(ReplayOptions):
     """Settings of rungs with cheaper wrappers; each choice can be switched back."""
 
-    noop_max: int = wrapper_option(0, "most no-ops at the start of a game (DeepMind: 30)", low=0)
+    noop_max: int = wrapper_option(0, "maximum no-ops at the start of a game (DeepMind: 30)", low=0)
     skip: int = wrapper_option(4, "emulated frames for which an action is held", low=1, high=60)
     max_pool: bool = wrapper_option(False, "frame skip takes the maximum of the last two frames")
     episodic_life: bool = wrapper_option(True, "a lost life ends the episode")

@@ -28,7 +28,7 @@ class PlayEvents(EventEnum):
     BOUND_REWARD_REACHED = "reached"  # avg_reward reached --stop-reward for the first time
     TRIAL_STEP = "trying"  # half of a trial's games have made a step
     TRIAL_COMPLETED = "tried"  # the agent that would be saved has played its trial
-    SOLVED = "solved"  # avg_reward reached it, and the agent passed its trial, if any
+    SOLVED = "solved"  # avg_reward reached --stop-reward, and the agent won its trial, if any
 
 
 # Counters in the engine's state, which ignite sets to 0.

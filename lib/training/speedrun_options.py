@@ -15,10 +15,10 @@ class SpeedrunOptions(PrecisionOptions):
     learning_rate: float = option(5e-4, "learning rate of Adam at the start", low=1e-12, high=1)
     learning_rate_final: float = option(6e-5, "learning rate of Adam at the end", low=1e-12, high=1)
     adam_epsilon: float = option(1e-5, "epsilon of Adam; damps small gradients", low=1e-12, high=1)
-    batch_size: int = option(64, "frames of the last rollout per update", low=1, high=65_536)
-    epochs: float = option(4.0, "times that each frame is learned from, at the start", low=0.01)
+    batch_size: int = option(64, "frames per update, from the last rollout", low=1, high=65_536)
+    epochs: float = option(4.0, "how often each frame is used at the start", low=0.01)
     epochs_final: float = option(1.0, "the same at the end", low=0.01)
-    averaged: int = option(1_000, "updates over which weights are averaged, at the end", low=1)
+    averaged: int = option(1_000, "updates in the average of weights at the end", low=1)
     envs: int = playing_option(32, "environments, stepped together", low=1, high=16_384)
     rollout: int = playing_option(64, "frames of each environment in a rollout", low=1, high=1_024)
     trial_games: int = option(
@@ -62,7 +62,7 @@ class SharedCoresOptions(SpeedrunOptions):
     """Settings of 07."""
 
     threads: int = option(
-        0, "threads of torch; 0: half of the free cores", 0, 1_024, group="run", may_change=True
+        0, "torch threads; 0: half the free cores (GPU: 1)", 0, 1_024, group="run", may_change=True
     )
     any_game: bool = playing_option(False, "play any game: all its actions, the whole picture")
     schedule_frames: int = option(
