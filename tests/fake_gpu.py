@@ -1,7 +1,7 @@
 """A fake GPU: the CPU computes every kernel, by the rules of a GPU.
 
-It is a backend written in Python with torch's own means, so the numbers are real: a rung learns on
-it what it would learn anywhere. It finds what a GPU does not forgive:
+It is a backend of torch, and its numbers are real: a rung learns on it what it would learn
+anywhere. It finds what a GPU does not forgive:
 
 - an operation with tensors of both devices raises an error;
 - a copy that makes the CPU wait for the GPU is noted, with the line that asked for it;
@@ -9,20 +9,19 @@ it what it would learn anywhere. It finds what a GPU does not forgive:
   source must not change;
 - a capture refuses whatever would not be replayed, and a replay computes the same operations on
   the same memory again, so numbers that stayed on the CPU keep their values from the capture;
-- a graph does not keep memory from before its capture: if that was freed, a replay raises, and says
-  which line captured its use. Memory that a capture allocates is rubbish once the graph is gone;
-- a refused operation breaks its capture: no other one can begin until the allocator is told that it
-  is over, and there are no random numbers until another one has ended well;
+- a replay that needs memory from before its capture raises an error if that was freed. What a
+  capture allocated is rubbish once the graph is gone;
+- after a refused operation no other capture can begin until the allocator is told that this one is
+  over, and there are no random numbers until another one has ended well;
 - a stream that has not waited for another stream's work must not compute.
 """
 
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from operator import methodcaller
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,8 +47,6 @@ INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
 
 class GpuTensor(torch.Tensor):
     """Says that it lies on the GPU; its numbers are held by a tensor of the CPU."""
-
-    held: torch.Tensor
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> "GpuTensor":
@@ -83,12 +80,6 @@ ForkingPickler.register(GpuTensor, no_sharing)
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
-
-
-def _on_cpu(x: Any) -> Any:
-    if isinstance(x, torch.device):
-        return torch.device("cpu")
-    return x.held if isinstance(x, GpuTensor) else x
 
 
 class FakeGpu(BackendModule):
@@ -128,11 +119,14 @@ class FakeGpu(BackendModule):
             self._check(func, args, [x for x in flat if type(x) in (torch.Tensor, nn.Parameter)])
         if on_gpu and self.graph is None:
             self.stream.work()
-        cpu_args, cpu_kwargs = pytree.tree_unflatten([_on_cpu(x) for x in flat], spec)
+        flat = [x.held if isinstance(x, GpuTensor) else x for x in flat]
+        flat = [torch.device("cpu") if isinstance(x, torch.device) else x for x in flat]
+        cpu_args, cpu_kwargs = pytree.tree_unflatten(flat, spec)
         pin = cpu_kwargs.pop("pin_memory", False) or func is aten._pin_memory.default
         if func is aten._pin_memory.default:
             func, cpu_args, cpu_kwargs = aten.clone.default, cpu_args[:1], {}
-        result = (self.run(func) if on_gpu else func)(*cpu_args, **cpu_kwargs)
+        compute = partial(self.run, func) if on_gpu else func
+        result = compute(*cpu_args, **cpu_kwargs)
         if pin:
             storage = result.untyped_storage()
             self.pinned[storage.data_ptr()] = storage  # kept, so the address stays its own
@@ -146,10 +140,7 @@ class FakeGpu(BackendModule):
             self.graph.record(func, cpu_args, cpu_kwargs, result)
         else:
             self.launches += not func.is_view
-
-        def there(held: torch.Tensor) -> GpuTensor:
-            return here[id(held)] if id(held) in here else GpuTensor(held)
-
+        there = lambda held: here[id(held)] if id(held) in here else GpuTensor(held)  # noqa: E731
         return pytree.tree_map_only(torch.Tensor, there, result)
 
     def ended(self, pool: object) -> None:
@@ -158,19 +149,17 @@ class FakeGpu(BackendModule):
             raise RuntimeError("no capture allocates in this pool")
         self.recording.remove(pool)
 
-    def run(self, func: Any) -> Callable[..., Any]:
-        """The operation, with the GPU's random numbers."""
-
-        def with_its_numbers(*args: Any, **kwargs: Any) -> Any:
-            if self.captures_random and self.graph is None:
-                raise RuntimeError("Offset increment outside graph capture encountered")
-            with torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(self.random.get_state())
-                result = func(*args, **kwargs)
-                self.random.set_state(torch.get_rng_state())
-            return result
-
-        return with_its_numbers if torch.Tag.nondeterministic_seeded in func.tags else func
+    def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute an operation, with the GPU's random numbers."""
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        if self.captures_random and self.graph is None:
+            raise RuntimeError("Offset increment outside graph capture encountered")
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self.random.get_state())
+            result = func(*args, **kwargs)
+            self.random.set_state(torch.get_rng_state())
+        return result
 
     def _check(self, func: Any, args: Any, there: list[torch.Tensor]) -> None:
         """Whether a GPU would compute this, and whether without the CPU's waiting."""
@@ -225,21 +214,17 @@ def our_frame() -> Any:
 
 
 class Place:
-    """A tensor of a capture: memory that the graph owns, or memory that others may free."""
+    """A tensor of a capture, in memory that others may free unless the graph owns it."""
 
-    def __init__(self, tensor: torch.Tensor, owned: dict[int, torch.UntypedStorage]) -> None:
-        storage = tensor.untyped_storage()
-        self.owned = owned.get(storage._cdata)
-        self.memory = None if self.owned is not None else StorageWeakRef(storage)
-        self.dtype = tensor.dtype
+    def __init__(self, tensor: torch.Tensor, captured: str) -> None:
+        self.memory = StorageWeakRef(tensor.untyped_storage())
+        self.dtype, self.captured = tensor.dtype, captured
         self.layout = tensor.storage_offset(), tensor.size(), tensor.stride()
 
-    def tensor(self, captured: str) -> torch.Tensor:
-        storage = self.owned
-        if self.memory is not None:
-            if self.memory.expired():
-                raise RuntimeError(f"a graph uses memory that was freed; captured in {captured}")
-            storage = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
+    def tensor(self) -> torch.Tensor:
+        if self.memory.expired():
+            raise RuntimeError(f"a graph uses memory that was freed; captured in {self.captured}")
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
         return torch.empty(0, dtype=self.dtype).set_(storage, *self.layout)
 
 
@@ -247,8 +232,8 @@ class FakeGraph:
     """A CUDA graph: operations of a capture, which ``replay`` computes again in their places."""
 
     def __init__(self) -> None:
-        self.operations: list[tuple[Any, Any, str]] = []
-        self.pool: dict[int, torch.UntypedStorage] = {}  # what the capture allocated
+        self.operations: list[tuple[Any, Any]] = []
+        self.pool: list[torch.UntypedStorage] = []  # what the capture allocated
         self.broken = False
 
     def refuse(self, reason: str) -> None:
@@ -258,30 +243,27 @@ class FakeGraph:
     def record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note an operation, and own the memory that is new."""
         given = {x.untyped_storage()._cdata for x in _tensors((args, kwargs))}
-        for new in _tensors(result):
-            storage = new.untyped_storage()
-            if storage._cdata not in given:
-                self.pool[storage._cdata] = storage
+        new = (x.untyped_storage() for x in _tensors(result))
+        self.pool += [storage for storage in new if storage._cdata not in given]
         frame = our_frame()
         line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "a test"
-        place = partial(Place, owned=self.pool)
+        place = partial(Place, captured=line)
         places = pytree.tree_map_only(torch.Tensor, place, (args, kwargs, result))
-        self.operations.append((func, places, line))
+        self.operations.append((func, places))
 
     def replay(self) -> None:
         gpu.launches += 1
         gpu.stream.work()
-        for func, places, line in self.operations:
+        for func, places in self.operations:
             if not func.is_view:
-                tensors = pytree.tree_map_only(Place, methodcaller("tensor", line), places)
-                args, kwargs, result = tensors
-                computed = _tensors(gpu.run(func)(*args, **kwargs))
+                args, kwargs, result = pytree.tree_map_only(Place, Place.tensor, places)
+                computed = _tensors(gpu.run(func, *args, **kwargs))
                 for place, new in zip(_tensors(result), computed, strict=True):
                     if place.data_ptr() != new.data_ptr():
                         place.copy_(new)
 
     def __del__(self) -> None:
-        for storage in self.pool.values():  # which may be kept by a result
+        for storage in self.pool:  # which may be kept by a result
             storage.fill_(0xA5)
 
     @contextlib.contextmanager

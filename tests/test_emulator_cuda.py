@@ -138,16 +138,14 @@ def test_the_kernels_are_compiled_for_sm_90a(monkeypatch):
 def test_1024_games_on_a_gpu_are_those_of_the_cpu():
     from pong_emulator.cuda import KERNELS  # launched as they are compiled before
 
-    n, steps = 1_024, 2_000
+    n = 1_024
     settings = {"seed": 7, "stack": 1, "max_num_frames_per_episode": 6_000}
-    random = np.random.default_rng(0)
     here, there = PongVectorEnv(n, **settings), PongVectorEnv(n, device="cuda", **settings)
     one, other = here.reset()[0], there.reset()[0]
     ends = 0
-    for _ in range(steps):
+    for actions in np.random.default_rng(0).integers(6, size=(2_000, n)):
         assert np.array_equal(one, other.cpu().numpy())
         assert np.array_equal(here.ram, there.ram)
-        actions = random.integers(6, size=n)
         one, *results, _ = here.step(actions)
         other, *results_there, _ = there.step(torch.from_numpy(actions).cuda())
         for a, b in zip(results, results_there, strict=True):

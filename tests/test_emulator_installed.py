@@ -131,15 +131,11 @@ print(folder(), sum(step_games.stats.cache_misses.values()))
 """
 
 
-def run(*command: object, **environment: str) -> str:
+def run(*command: str | Path, **environment: str) -> str:
     """What a program prints; it must succeed."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=Path(sys.executable).anchor,  # not in the repository, which is found first
-        env=os.environ | environment, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    keywords = {"env": os.environ | environment, "text": True, "timeout": 600}
+    # Not in the repository, which is found first.
+    return subprocess.check_output(command, cwd=Path(sys.executable).anchor, **keywords)
 
 
 @pytest.mark.slow  # it takes minutes to install Numba and to compile

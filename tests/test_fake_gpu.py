@@ -30,12 +30,10 @@ from lib.devices import cores
 from lib.gpu_checks import fallbacks
 from lib.learning import compiled_update
 from lib.learning.agents import sample_actions
-from lib.learning.compiled_update import graph_or_eager
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import Player
 from lib.training import evaluation
 from lib.training.checkpoints import find_checkpoint, read_checkpoint
-from lib.training.evaluation import Trial, read_agent
 from lib.training.options import ReplayOptions
 from lib.training.play import PlayEvents
 from lib.training.run import Run
@@ -48,6 +46,7 @@ from helpers import fail_to_open, listed, updates_of, watch
 from ignite.engine import Engine, Events
 from ignite.handlers import TensorboardLogger
 
+pytestmark = pytest.mark.usefixtures("console")
 TINY = {"replay_initial": 40, "replay_size": 200, "batch_size": 2, "epsilon_start": 0.5}
 NO_BUFFER = {"rollout": 10, "batch_size": 10, "epsilon_start": 0.5}
 FLOAT32 = {"precision": "float32"}
@@ -161,13 +160,11 @@ class Console:
 
 
 def pong(num_envs: int, kind: type = Console, *, device: Any = "cpu", **settings: Any) -> Any:
-    games = PongVectorEnv(
-        num_envs, **{"threads": 1} | settings | {"max_num_frames_per_episode": 40}
-    )
+    settings = {"threads": 1} | settings | {"max_num_frames_per_episode": 40}
+    games = PongVectorEnv(num_envs, **settings)
     return games if str(device) == "cpu" else kind(games)
 
 
-@pytest.mark.usefixtures("console")
 def test_what_is_timed_is_a_graph_that_keeps_what_it_reads():
     args = Namespace(device=torch.device(NAME), batch_size=2)
     with in_place_of_cuda():
@@ -180,7 +177,6 @@ def test_what_is_timed_is_a_graph_that_keeps_what_it_reads():
             assert works["CUDA graph"]()(1e-9) > 0
 
 
-@pytest.mark.usefixtures("console")
 def test_thousands_of_games_are_a_launch_for_each_step(tmp_path, monkeypatch):
     module = importlib.import_module(script := "10_thousands_of_games")
     monkeypatch.setattr(module, "record_frames", recorded := Mock(wraps=module.record_frames))
@@ -199,14 +195,13 @@ def test_thousands_of_games_are_a_launch_for_each_step(tmp_path, monkeypatch):
     assert losses == plain_losses(script, tmp_path, **settings)
 
 
-@pytest.mark.usefixtures("console")
 @pytest.mark.parametrize("script", ["08_recompiled_pong", "10_thousands_of_games"])
 def test_a_trial_plays_with_the_network_that_is_saved(script, tmp_path, monkeypatch):
     """Games are cut short before anybody has a point, and count as won."""
     monkeypatch.setattr(pong_emulator, "PongVectorEnv", pong)
     monkeypatch.setattr(evaluation, "sample_actions", sampled := Mock(wraps=sample_actions))
     monkeypatch.setattr(evaluation, "upload", uploaded := Mock(wraps=upload))
-    monkeypatch.setattr(Trial, "won", property(lambda trial: len(trial.rewards)))
+    monkeypatch.setattr(evaluation.Trial, "won", property(lambda trial: len(trial.rewards)))
     module = importlib.import_module(script)
     monkeypatch.setattr(module, "evaluate", lambda *_: None)
     params = module.Options(**NO_BUFFER, stop_reward=-1.0, envs=2, trial_games=3, **FLOAT32)
@@ -215,7 +210,7 @@ def test_a_trial_plays_with_the_network_that_is_saved(script, tmp_path, monkeypa
         module.train(run.params, run)
     assert fallbacks == []
     assert run.solved
-    agent, _ = read_agent(tmp_path)
+    agent, _ = evaluation.read_agent(tmp_path)
     asked = ([call.args for call in noted.call_args_list] for noted in (uploaded, sampled))
     assert sampled.call_count == 2 * 10
     for (_, states), (values, *_) in zip(*asked, strict=True):
@@ -242,12 +237,7 @@ def test_the_fake_refuses_what_a_gpu_does():
         there = here.to(NAME)
         with pytest.raises(RuntimeError, match="same device"):
             there + here
-        graph = FakeGraph()
-        with pytest.raises(RuntimeError, match="previous error"), graph.capture():
-            there * number
-        torch._C._cuda_endAllocateToPool(0, *gpu.recording)
-        graph = FakeGraph()
-        with graph.capture():
+        with (graph := FakeGraph()).capture():
             twice = there * 2
         graph.replay()
         del there
@@ -259,6 +249,8 @@ def test_the_fake_refuses_what_a_gpu_does():
         side = torch.cuda.stream(torch.cuda.Stream())
         with pytest.raises(RuntimeError, match="another one may still write"), side:
             twice + twice
+        with pytest.raises(RuntimeError, match="previous error"), FakeGraph().capture():
+            twice * number
 
 
 def test_what_fails_before_its_capture_leaves_a_stream_that_has_waited():
@@ -268,14 +260,12 @@ def test_what_fails_before_its_capture_leaves_a_stream_that_has_waited():
 
     with in_place_of_cuda():
         numbers = torch.ones(3, device=NAME)
-        assert graph_or_eager("nothing", fails, numbers.device) is fails
+        assert compiled_update.graph_or_eager("nothing", fails, numbers.device) is fails
         assert (numbers + 1).cpu().tolist() == [3, 3, 3]
     assert fallbacks == ["the CUDA graph of nothing: in the first call"]
 
 
 # What does not work on a GPU is left out: failures that are planted in the fake one.
-
-
 REFUSED = "CUDA error: operation not permitted"
 CHOICE = f"the CUDA graph that chooses actions: {REFUSED}"
 UPDATE = f"the CUDA graph of the update: {REFUSED}"
@@ -324,7 +314,6 @@ class NoGraph(Console):
         return lambda: (self.changing.sum().item(), step())
 
 
-@pytest.mark.usefixtures("console")
 @pytest.mark.parametrize(
     ("script", "place", "fault", "expected"),
     [
@@ -333,9 +322,7 @@ class NoGraph(Console):
         ("10_thousands_of_games", pong_emulator, partial(pong, kind=NoGraph), [STEP]),
     ],
 )
-def test_a_run_goes_on_without_what_fails(
-    script, place, fault, expected, tmp_path, monkeypatch, capsys
-):
+def test_what_fails_is_left_out(script, place, fault, expected, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pong_emulator, "PongVectorEnv", pong)
     with in_place_of_cuda(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(place, "graph" if place is torch.cuda else "PongVectorEnv", fault)
@@ -353,14 +340,12 @@ def test_a_run_goes_on_without_what_fails(
         (lambda _: (fail_to_open, ()), "the player failed: RuntimeError: CUDA error: invalid res"),
     ],
 )
-def test_a_player_that_cannot_share_acts_on_the_cpu(refuse, message, tmp_path, capfd):
+def test_a_player_that_cannot_share_acts_on_the_cpu(refuse, message, tmp_path, capfd, request):
+    request.addfinalizer(partial(ForkingPickler.register, GpuTensor, no_sharing))
     ForkingPickler.register(GpuTensor, refuse)
-    try:
-        with in_place_of_cuda():
-            there = {"play_device": f"{NAME}:0", "steps": 2, "updates": 4}
-            _, waits = train("03_parallel", tmp_path, NAME, **there)
-    finally:
-        ForkingPickler.register(GpuTensor, no_sharing)
+    with in_place_of_cuda():
+        there = {"play_device": f"{NAME}:0", "steps": 2, "updates": 4}
+        _, waits = train("03_parallel", tmp_path, NAME, **there)
     assert waits == set()  # neither for updates, nor for the copy that the player acts with
     out, err = capfd.readouterr()
     assert_said([f"acting on the GPU (the player uses the CPU): {message}"], out + err, tmp_path)

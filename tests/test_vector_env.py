@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 from itertools import chain, islice
+from unittest.mock import Mock
 
 import pong_emulator
 from lib.envs.experience import Episode, Transitions
@@ -38,12 +39,8 @@ def play(games: AtariVectorEnv, steps: int) -> tuple[np.ndarray, list[Transition
     return np.stack(states[:steps]), transitions
 
 
-def test_a_speedrun_sees_where_something_moves_at_half_the_resolution() -> None:
-    seen, _ = play(ale_games("PongNoFrameskip-v4", N), 1_400)
-    for wall in (slice(9, 13), slice(78, 84)):  # the score is above them
-        # Nothing in front of it: a row has one colour, another in the first frame.
-        assert (seen[::10, ..., wall, :] == seen[::10, ..., wall, :1]).all()
-    frames = seen[-1]
+def test_a_speedrun_sees_its_rows_at_half_the_resolution() -> None:
+    frames = np.random.default_rng(0).integers(256, size=(N, STACK, 84, 84), dtype=np.uint8)
     half = replace(PONG, rows=PONG_ROWS, half=True).transform(frames)
     assert (half.shape, half.dtype) == ((N, STACK, 30, 42), np.uint8)
     field = frames[:, :, slice(*PONG_ROWS)].astype(int).reshape(N, STACK, 30, 2, 42, 2)
@@ -81,49 +78,56 @@ def test_players_of_a_cluster_have_games_of_one_thread_with_their_settings() -> 
     assert {*threading.enumerate()} == before
 
 
-def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:
-    states, steps = play(ale_games("BreakoutNoFrameskip-v4", 1), 400)
-    game = steps[: 1 + [bool(step.episodes[0]) for step in steps].index(True)]
-    lives = np.flatnonzero([step.terminated[0] for step in game]).tolist()
-    assert len(lives) == 5
-    assert lives[-1] == len(game) - 1
-    begins = np.flatnonzero([step.episode_starts[0] for step in game]).tolist()
-    assert begins == [0, *(i + 1 for i in lives[:-1])]
-    rewards = [step.rewards[0] for step in game]  # each by one
-    assert game[-1].episodes == [Episode(sum(rewards), len(rewards))]
-    first = states[begins, 0]
-    assert (first == first[:, -1:]).all(), "nothing of the last life"
+def test_a_lost_life_in_ale_ends_an_episode_and_the_game_goes_on() -> None:
+    _, steps = play(ale_games("BreakoutNoFrameskip-v4", 1), 400)
+    ends = [bool(step.episodes[0]) for step in steps]
+    assert sum(step.terminated[0] for step in steps[: 1 + ends.index(True)]) == 5
 
 
-class Scripted:
-    """Games of some steps of 5 points, which are cut short; each picture has its own colour."""
+def test_lost_lives_and_cut_games_are_the_ends_of_episodes() -> None:
+    """A life is lost if there are fewer, but some left; games of 5 points a step are cut short."""
 
-    num_envs, single_action_space, shown = N, spaces.Discrete(3), 0
-    single_observation_space = spaces.Box(0, 255, (1, 84, 84), np.uint8)
+    def outcome(shown: int, lives: int, following: int = 0) -> tuple:
+        """A picture of one colour, and that of the next game if this one is cut short."""
+        last, no = np.full((1, 1, 84, 84), shown, np.uint8), np.zeros(1, bool)
+        info = {"lives": np.array([lives]), "final_obs": last}
+        frames = np.full_like(last, following or shown)
+        return frames, np.full(1, 5), no, no | (following > 0), info
 
-    def picture(self) -> np.ndarray:
-        self.shown += 1
-        return np.full((N, 1, 84, 84), self.shown, np.uint8)
+    outcomes = [(2, 2), (3, 1), (4, 0), (5, 3), (6, 1, 7), (8, 1), (9, 1, 10)]
+    games = Mock(num_envs=1, single_observation_space=spaces.Box(0, 255, (1, 84, 84), np.uint8))
+    games.single_action_space, games.reset.return_value = spaces.Discrete(3), outcome(1, 1)[::4]
+    games.recv.side_effect = [outcome(*numbers) for numbers in outcomes]
+    states, steps = play(games, 7)
+    shown = [[1] * 4, [1, 1, 1, 2], [3] * 4, [3, 3, 3, 4], [3, 3, 4, 5], [7] * 4, [7, 7, 7, 8]]
+    assert states[:, 0, :, 0, 0].tolist() == shown
+    assert np.flatnonzero([step.terminated for step in steps]).tolist() == [1]
+    assert np.flatnonzero([step.episode_starts for step in steps]).tolist() == [0, 2, 5]
+    assert [step.first_frames.max(initial=0) for step in steps] == [1, 0, 3, 0, 0, 7, 0]
+    assert [step.frames.max() for step in steps] == [2, 3, 4, 5, 6, 8, 9]
+    assert {step.rewards.item() for step in steps} == {1.0}
+    ends = [step.episodes[0] for step in steps]
+    assert ends == [None] * 4 + [Episode(25.0, 5), None, Episode(10.0, 2)]
 
-    def reset(self, *, seed):
-        return self.picture(), {}
 
-    def send(self, actions):
-        pass
-
-    def recv(self):
-        last, cut = self.picture(), self.shown % 4 == 3
-        frames = self.picture() if cut else last
-        return frames, np.full(N, 5), np.zeros(N, bool), np.full(N, cut), {"final_obs": last}
+def test_ales_games_report_unclipped_points() -> None:
+    games = ale_games("SkiingNoFrameskip-v4", 1, max_num_frames_per_episode=40)
+    *_, last = play(games, 10)[1]
+    assert last.rewards == -1
+    assert (last.episodes[0].steps, last.episodes[0].reward < -20) == (10, True)
 
 
-def test_a_game_that_is_cut_short_keeps_its_last_frame_and_its_reward() -> None:
-    _, steps = play(Scripted(), 5)
-    assert [step.frames.max() for step in steps] == [2, 3, 5, 6, 7]
-    assert [step.first_frames.max(initial=0) for step in steps] == [1, 0, 4, 0, 0]
-    games = [step.episodes[0] for step in steps]
-    assert games == [None, Episode(10.0, 2), None, None, Episode(15.0, 3)]
-    assert {(step.rewards[0], step.terminated[0]) for step in steps} == {(1.0, False)}
+def test_a_game_on_a_device_is_over_when_it_is_terminated_or_cut() -> None:
+    frames, yes = np.zeros((2, 1, 84, 84), np.uint8), np.array([True, False])
+    games = Mock(spec=["reset", "step"])
+    games.reset.return_value = frames, {}
+    games.step.return_value = frames, np.int32([5, -5]), yes, ~yes, {}
+    envs = TensorVectorEnv(2, PONG, 0, rollout=1)
+    envs.reset(games)
+    rewards, done = envs.step(torch.zeros(2, dtype=torch.int64))
+    assert (rewards.tolist(), done.tolist()) == ([1, -1], [True, True])
+    envs.report()
+    assert envs.report() == ([Episode(5.0, 1), Episode(-5.0, 1)], (1, 1))
 
 
 GAMES, STEPS, EVERY = 3, 320, 8

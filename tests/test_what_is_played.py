@@ -10,7 +10,6 @@ from unittest.mock import ANY, MagicMock, Mock
 import pong_emulator
 from lib import seeds
 from lib.envs import experience, gpu_vector_env, vector_env
-from lib.envs.experience import Transitions
 from lib.envs.vector_env import VectorExperienceSource, VectorStep
 from lib.gpu_checks import fallbacks
 from lib.learning.dqn_model import DQN
@@ -24,7 +23,7 @@ from lib.training.run import Run
 import numpy as np
 import pytest
 import torch
-from conftest import BEYOND, PARALLEL, ROOT, SERIAL, SPEEDRUNS
+from conftest import BEYOND, PARALLEL, RUNGS, SERIAL, SPEEDRUNS
 from helpers import Catch, rung_beside_plain_dqn, updates_of
 from ignite.engine import Engine
 from ignite.handlers import TensorboardLogger
@@ -34,10 +33,6 @@ from ignite.handlers import TensorboardLogger
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling would take a minute."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-
-
-class Enough(Exception):  # noqa: N818, it is no error
-    """As many frames as are wanted."""
 
 
 @pytest.fixture
@@ -53,7 +48,7 @@ def train(script: str, folder: Path, **settings: Any) -> Any:
     """Train with these settings, which are returned."""
     module = importlib.import_module(script)
     options = getattr(module, "Options", ReplayOptions)(**settings)
-    with TensorboardLogger(folder) as log, suppress(Enough):
+    with TensorboardLogger(folder) as log, suppress(InterruptedError):
         module.train(options, Run(options, torch.device("cpu"), folder, log, script))
     return options
 
@@ -69,14 +64,14 @@ def test_a_player_acts_with_the_weights_of_its_last_refresh(script, settings, fr
     for weight in net.parameters():
         weight.zero_()
 
-    def put(step: Transitions) -> None:
+    def put(step: experience.Transitions) -> None:
         actions.append(step.actions.item())
         if len(actions) == 2:
             net.fc[-1].bias[3] = 1.0  # what is learned while it plays
         if len(actions) == 10:
-            raise Enough
+            raise InterruptedError
 
-    with pytest.raises(Enough):
+    with pytest.raises(InterruptedError):
         module.player_process(Mock(put=put), options, net, lambda frame: float(frame < 50), 50)
     assert actions == [0] * frames + [3] * (10 - frames)
     assert game_seeds.call_args.args[0] == seeds.resumed_seed(7, 50)
@@ -88,9 +83,9 @@ STEPS = dict.fromkeys(("02_n_envs", "04_new_wrappers_n_env", *PARALLEL), 2)
 
 @pytest.mark.parametrize("script", [*SERIAL, *PARALLEL, *BEYOND[:2]])
 def test_settings_arrive_where_they_are_used(script, tmp_path, monkeypatch, game_seeds) -> None:
-    module, attach, batches = importlib.import_module(script), Mock(), Mock(side_effect=Enough)
+    module, attach = importlib.import_module(script), Mock()
     monkeypatch.setattr(module, "attach_handlers", attach)
-    monkeypatch.setattr(module, "batch_generator", batches)
+    monkeypatch.setattr(module, "batch_generator", batches := Mock(side_effect=InterruptedError))
     monkeypatch.setattr(module, "Player", player := MagicMock(), raising=False)
     settings = {"replay_initial": 500, "epsilon_frames": 100, "epsilon_final": 0.5, "seed": 7}
     settings |= {"steps": STEPS[script]} if script in STEPS else {}
@@ -123,9 +118,8 @@ def test_a_lost_trial_sets_the_schedules_back(script, tmp_path, monkeypatch, gam
     win_rate.value = 1.0
     monkeypatch.setattr(module, "WinRate", lambda: win_rate)
     tried = PlayEvents.TRIAL_COMPLETED
-    monkeypatch.setattr(
-        module, "attach_handlers", lambda engine, *_: engine.register_events(*PlayEvents)
-    )
+    attach = Mock(side_effect=lambda engine, *_: engine.register_events(*PlayEvents))
+    monkeypatch.setattr(module, "attach_handlers", attach)
     monkeypatch.setattr(Engine, "run", lambda engine, data: engine.fire_event(tried))
     options = train(script, tmp_path, envs=2, seed=7)
     assert win_rate.value == 0.7
@@ -135,9 +129,8 @@ def test_a_lost_trial_sets_the_schedules_back(script, tmp_path, monkeypatch, gam
 
 def source_of(script: str, *names: str) -> str:
     """The source of functions of a rung, without comments."""
-    tree = ast.parse((ROOT / f"{script}.py").read_text(encoding="utf-8"))
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    found = {function.name: ast.unparse(function) for function in functions}
+    nodes = ast.walk(ast.parse(RUNGS[script]))
+    found = {node.name: ast.unparse(node) for node in nodes if isinstance(node, ast.FunctionDef)}
     return "\n".join(found[name] for name in names)
 
 
@@ -190,7 +183,7 @@ def test_a_speedrun_learns_from_what_it_played(script, tmp_path, monkeypatch) ->
     module, win_rate, sample = importlib.import_module(script), WinRate(10**9), Rollout.sample
     win_rate.value = 0.6  # the middle of the schedules, where it stays
     samples, played = [], []  # of the updates; of the steps: what was known before, and the outcome
-    agents, schedules = [], []
+    agents = []
 
     class Watched(Catch):
         def send(self, actions: np.ndarray) -> None:
@@ -204,7 +197,7 @@ def test_a_speedrun_learns_from_what_it_played(script, tmp_path, monkeypatch) ->
 
     def begin(engine: Engine, epsilon: Schedule, saved: dict[str, Any]) -> None:
         agents.extend(saved["net"].agent() for _ in range(2))
-        schedules.append(epsilon)
+        assert epsilon(10**9) == pytest.approx((0.06 * 0.01) ** 0.5)
         samples.clear()
 
     def noted(rollout: Rollout, size: int) -> Targets:
@@ -220,7 +213,6 @@ def test_a_speedrun_learns_from_what_it_played(script, tmp_path, monkeypatch) ->
     settings = {"envs": 3, "rollout": 12, "batch_size": 9, "gamma": 0.8, "q_lambda": 0.5}
     settings |= {"epsilon_frames": 1, "temperature": 0.0, "precision": "float32"}
     losses = updates_of(script, tmp_path, 24, begin, adam_epsilon=1e-3, **settings)
-    assert schedules[0](10**9) == pytest.approx((0.06 * 0.01) ** 0.5)
 
     network, average = agents
     optimizer = torch.optim.Adam(network.parameters(), lr=(5e-4 * 6e-5) ** 0.5, eps=1e-3)
