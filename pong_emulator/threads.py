@@ -132,8 +132,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         self._playing = None
-        if hasattr(self, "_pool"):  # missing if the arguments were refused
-            self._pool.shutdown()
+        self._pool.shutdown()
 
     def _begin(self, call: str, actions: np.ndarray, own: list[Share]) -> None:
         """Begin a step; whoever waits for it plays ``own``, the last shares."""
