@@ -63,9 +63,9 @@ def small() -> DQN:
     return DQN((2, 36, 36), 3, channels=(2, 2, 2), hidden=2)
 
 
-def learn(run: Run, update, games, saved: dict[str, Any], agent=None, on=()) -> State:
+def learn(engine: Engine, run: Run, games, saved: dict[str, Any], agent=None, on=()) -> State:
     """Run an engine over these games; what is saved may have their buffer."""
-    engine, buffer = Engine(update), saved.get("buffer", ReplayBuffer(5_000, (2, 84, 84)))
+    buffer = saved.get("buffer", ReplayBuffer(5_000, (2, 84, 84)))
     attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), saved, agent)
     if on:
         engine.add_event_handler(*on)
@@ -77,10 +77,10 @@ def play_episodes(
 ):
     """Run an engine over the stream; returns its state."""
     options = kind(**{"replay_initial": 20, "stop_reward": 17.0, **more})
-    update = lambda engine, batch: torch.tensor(losses(engine.state.iteration))  # noqa: E731
+    engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))
     with TensorboardLogger(folder) as tensorboard:
         run = Run(options, torch.device("cpu"), folder, tensorboard, "01_baseline")
-        return learn(run, update, stream(rewards), {"net": net or small()}, agent, on)
+        return learn(engine, run, stream(rewards), {"net": net or small()}, agent, on)
 
 
 def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
@@ -265,8 +265,8 @@ def updates_of(script, folder: Path, count: int, begin, device="cpu", **settings
 
 
 def rung_beside_plain_dqn(
-    script, folder: Path, device="cpu", **settings
-) -> tuple[list[float], ...]:
+    script: str, folder: Path, device: str = "cpu", **settings: Any
+) -> tuple[list[float], list[float]]:
     """The first losses of a rung, and of a plain DQN, which learn from the same batch."""
     batch, network, sizes = make_batch(), DQN(SHAPE, ACTIONS), set[int]()
     there = Batch(*(tensor.to(device) for tensor in batch))

@@ -79,7 +79,8 @@ def start(tmp_path, ends, monkeypatch):
 
             learned = {"net": net, "optimizer": optimizer, "buffer": buffer} | parts
             games = play([float(reward + number) for number in range(100)])
-            learn(run, update, games, learned, on=(on, every, run) if every else ())
+            engine = Engine(update)  # which lives as long as this function
+            learn(engine, run, games, learned, on=(on, every, run) if every else ())
             after(run)
 
         limit = () if frames is None else ("--max-frames", frames)
@@ -200,6 +201,7 @@ def test_a_resumed_run_knows_its_random_numbers_when_it_reached_its_goal_and_its
     assert curve(run.folder, "outcome/reached_frames") == [(0, 7)]
     last = start(of=run, every=every)
     assert (last.code, "--max-frames 65 was reached: no limit now" in last.out) == (138, True)
+    assert last.out.endswith(f"  python tiny.py --resume '{run.folder}'\n")
 
 
 NO_GAMES = "no games after training: the run was interrupted"
