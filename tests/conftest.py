@@ -77,7 +77,6 @@ class Ended(NamedTuple):
     folder: Path = ROOT
 
     def checkpoints(self) -> list[Path]:
-        """The files of its checkpoints."""
         return sorted((self.folder / "checkpoints").iterdir())
 
 
@@ -117,18 +116,15 @@ def program(ends: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Call
 
 
 def one_line(text: str) -> str:
-    """The text, which must be one line."""
     assert len(text.strip().splitlines()) == 1, text
     return text
 
 
 def read_csv(file: Path) -> list[dict[str, str]]:
-    """The lines of a table, by the names of their columns."""
     return [*csv.DictReader(file.read_text(encoding="utf-8").splitlines())]
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    """The content of all files."""
     return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
@@ -215,5 +211,4 @@ def curves(run: Path) -> list[tuple[str, int, float]]:
 
 
 def read_events(run: Path) -> EventAccumulator:
-    """The events of the run in this folder."""
     return EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()

@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, read_events
-from ignite.engine import Engine, Events
+from ignite.engine import Engine, Events, State
 from ignite.handlers import TensorboardLogger
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -41,12 +41,9 @@ SHAPE, ACTIONS = (4, 84, 84), 6
 
 def start(script: str, folder: Path, *flags: str, after: int = 0) -> subprocess.Popen:
     """Start a rung in a session of its own and wait until it trains, after so many frames."""
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder), *flags],
-        **dict.fromkeys(("stdout", "stderr"), subprocess.PIPE),
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, str(ROOT / f"{script}.py"), "--run-dir", str(folder), *flags]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
     for line in process.stdout:
         if line.startswith("training begins at frame "):
             assert int(re.sub(r"\D", "", line.split(";")[0])) > after
@@ -66,20 +63,24 @@ def small() -> DQN:
     return DQN((2, 36, 36), 3, channels=(2, 2, 2), hidden=2)
 
 
+def learn(engine: Engine, run: Run, games, saved: dict[str, Any], agent=None, on=()) -> State:
+    """Run an engine over these games; what is saved may have their buffer."""
+    buffer = saved.get("buffer", ReplayBuffer(5_000, (2, 84, 84)))
+    attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), saved, agent)
+    if on:
+        engine.add_event_handler(*on)
+    return engine.run(batch_generator(engine, games, buffer, run.params.replay_initial, 4))
+
+
 def play_episodes(
     folder, rewards, losses=lambda _: 1.0, agent=None, on=(), net=None, kind=ReplayOptions, **more
 ):
     """Run an engine over the stream; returns its state."""
     options = kind(**{"replay_initial": 20, "stop_reward": 17.0, **more})
-    buffer, saved = ReplayBuffer(5_000, (2, 84, 84)), {"net": net or small()}
     engine = Engine(lambda engine, batch: torch.tensor(losses(engine.state.iteration)))
     with TensorboardLogger(folder) as tensorboard:
         run = Run(options, torch.device("cpu"), folder, tensorboard, "01_baseline")
-        attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), saved, agent)
-        if on:
-            engine.add_event_handler(*on)
-        batches = batch_generator(engine, stream(rewards), buffer, options.replay_initial, 4)
-        return engine.run(batches)
+        return learn(engine, run, stream(rewards), {"net": net or small()}, agent, on)
 
 
 def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
@@ -154,23 +155,15 @@ class Catch:
         if ended[0]:
             self.begin()
             self.states = self.pictures().repeat(self.states.shape[1], axis=1)
-        games = [
-            Episode(float(r), 8) if end else None for r, end in zip(rewards, ended, strict=True)
-        ]
+        games = [Episode(float(reward), 8) if ended[0] else None for reward in rewards]
         return VectorStep(rewards, ended, ended, frames, games)
 
 
-class Screen(io.TextIOWrapper):
+class Screen(io.StringIO):
     """A terminal, for what is drawn on it."""
-
-    def __init__(self) -> None:
-        super().__init__(io.BytesIO(), "utf-8", write_through=True)
 
     def isatty(self) -> bool:
         return True
-
-    def getvalue(self) -> str:
-        return self.buffer.getvalue().decode()
 
 
 class Games:
@@ -239,13 +232,9 @@ def play_messages(messages: int, steps: int, games: int = 3) -> tuple[Games, lis
 def make_batch(size: int = 16) -> Batch:
     generator = torch.Generator().manual_seed(1)
     states = torch.randint(0, 256, (2, size, *SHAPE), dtype=torch.uint8, generator=generator)
-    return Batch(
-        states[0],
-        torch.randint(0, ACTIONS, (size,), generator=generator),
-        torch.randn(size, generator=generator),
-        torch.arange(size) % 5 == 0,
-        states[1],
-    )
+    actions = torch.randint(0, ACTIONS, (size,), generator=generator)
+    rewards = torch.randn(size, generator=generator)
+    return Batch(states[0], actions, rewards, torch.arange(size) % 5 == 0, states[1])
 
 
 def updates_of(script, folder: Path, count: int, begin, device="cpu", **settings) -> list[float]:

@@ -3,10 +3,8 @@
 import math
 import re
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -15,7 +13,7 @@ import pong_emulator
 from lib.envs.experience import Episode
 from lib.envs.preprocessing import Preprocessing
 from lib.learning.dqn_model import DQN, DuelingDQN
-from lib.training import evaluation, handlers
+from lib.training import evaluation
 from lib.training.checkpoints import SETTINGS, CheckpointError, describe_settings
 from lib.training.evaluation import Trial, load_agent, make_env, make_games, play_game, play_games
 from lib.training.options import WrapperOptions
@@ -34,7 +32,7 @@ PONG = EmulatorOptions(trial_games=3).resolved()
 
 
 @pytest.fixture
-def run(tmp_path: Path, console: None) -> Iterator[Run]:
+def run(tmp_path, console):
     """A run of a rung that tries its agent."""
     with TensorboardLogger(tmp_path) as tensorboard:
         yield Run(PONG, torch.device("cpu"), tmp_path, tensorboard, "08_recompiled_pong")
@@ -90,9 +88,7 @@ class Uneven:
 
     def recv(self) -> Any:
         games, left = np.divmod(len(self.actions), self.lengths)
-        episodes = [
-            None if more else Episode(float(n), 1) for n, more in zip(games, left, strict=True)
-        ]
+        episodes = [None if m else Episode(float(n), 1) for n, m in zip(games, left, strict=True)]
         return SimpleNamespace(episodes=episodes)
 
 
@@ -128,15 +124,11 @@ SMALL = DuelingDQN((2, 30, 42), 3)
 
 @pytest.mark.parametrize(
     ("network", "script", "options", "max_pool"),
-    [
-        (NATURE, "04_new_wrappers_n_env", WrapperOptions(skip=2), False),
-        (SMALL, "07_speedrun", SpeedrunOptions(), True),
-    ],
+    [(NATURE, "04", WrapperOptions(skip=2), False), (SMALL, "07", SpeedrunOptions(), True)],
 )
 def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, options, max_pool):
-    with TensorboardLogger(tmp_path) as tensorboard:
-        run = Run(options, torch.device("cpu"), tmp_path, tensorboard, script)
-        kept = {SETTINGS: describe_settings(run, network), "net": network.state_dict()}
+    run = Run(options, torch.device("cpu"), tmp_path, None, script)
+    kept = {SETTINGS: describe_settings(run, network), "net": network.state_dict()}
     loaded, preprocessing = load_agent(kept)
     assert preprocessing == options.preprocessing
     assert preprocessing.max_pool == max_pool
@@ -166,9 +158,6 @@ def test_a_checkpoint_says_how_to_play_with_it(tmp_path, network, script, option
             load_agent(kept)
 
 
-plays_badly = lambda states: torch.eye(1, 3).expand(len(states), 3)  # noqa: E731
-
-
 def test_a_trial_has_games_of_its_own_and_ends_with_a_lost_one_or_a_signal(run, monkeypatch):
     trials, starts, reset = [], [], ThreadedPongVectorEnv.reset
 
@@ -184,7 +173,8 @@ def test_a_trial_has_games_of_its_own_and_ends_with_a_lost_one_or_a_signal(run, 
         trials.append([])
         engine = Mock(state=SimpleNamespace(frames=int(interrupted)))
         run.signal = signal.SIGINT if interrupted else None
-        trial = evaluation.run_trial(plays_badly, engine, run)
+        agent = lambda states: torch.eye(1, 3).expand(len(states), 3)  # noqa: E731
+        trial = evaluation.run_trial(agent, engine, run)
         assert (trial.games, trial.won, trial.passed) == (8, 0, False)
         assert trial.decided != interrupted
         assert (engine.fire_event.call_count > 700) != interrupted  # once a step, for the terminal
@@ -218,7 +208,7 @@ def test_a_lost_life_begins_a_new_stack_where_it_did_in_training():
 
 def test_all_games_must_be_won_with_a_mean_of_stop_reward(run, capsys):
     for rewards, passed, message in (
-        ([20.0] * 63 + [-3.0], False, "63 of 64 new games, lost one by 3 points; training goes on"),
+        ([-3.0] + [20.0] * 63, False, "63 of 64 new games, lost one by 3 points; training goes on"),
         ([20.0] * 63 + [0.0], False, "63 of 64 new games, mean 19.7; training goes on"),
         ([17.0] * 64, True, "64 of 64 new games, mean 17.0"),
         ([16.0] * 64, False, "64 of 64 new games, mean 16.0, below 17; training goes on"),
@@ -243,18 +233,20 @@ def test_the_bar_follows_the_trial_that_is_played(run, monkeypatch, capsys):
     bars = re.findall(r"trial of 64 new games, step (\d) \|.*?(\d+)%", screen.getvalue())
     assert [*dict.fromkeys(bars)] == [("1", "25"), ("2", "25")]
     assert "training goes on" not in capsys.readouterr().out  # it ends
-    terminal.frames_played(engine)  # after a trial that was not passed
-    last = screen.getvalue().split("\r")[-2]
-    assert last.startswith("training 9 frames, avg_reward 17.50, goal 17 |")
-    assert last.endswith("| 100%")
+    for phase, told in (
+        ("training", r"training 9 frames, avg_reward 17\.50, goal 17 \|#+\| 100%"),
+        ("filling", r"first rollout 9 frames *\| +\| +0%"),
+    ):
+        state.phase = phase
+        terminal.frames_played(engine)  # after a trial that was not passed
+        assert re.fullmatch(told, screen.getvalue().split("\r")[-2])
 
 
 def test_training_goes_on_until_a_trial_is_passed(tmp_path, monkeypatch, capsys):
     ends = [*[20.0] * 5, -1.0], [20.0], [19.5] * 64
     trials = iter([Trial(64, rewards, 17.0) for rewards in ends])
-    monkeypatch.setattr(handlers, "run_trial", lambda agent, engine, run: next(trials))
-    rewards = [10.0] + [20.0] * 200
-    state = play_episodes(tmp_path, rewards, agent=lambda: plays_badly)
+    monkeypatch.setattr("lib.training.handlers.run_trial", lambda *_: next(trials))
+    state = play_episodes(tmp_path, [10.0] + [20.0] * 200, agent=Mock())
     # The average of 10 and twenties is 17 after 60 games; a trial comes 25 games after another one.
     # The second one was not played to its end, and nothing is told of it.
     first, last = (step for step, _ in curve(tmp_path, "trial/won"))

@@ -3,11 +3,9 @@
 import re
 import signal
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import accumulate
 
 from lib.learning.weights import AveragedWeights
-from lib.training import handlers
 from lib.training.evaluation import Trial
 from lib.training.options import ReplayOptions
 from lib.training.run import end_on_signals
@@ -16,7 +14,7 @@ import pytest
 import torch
 from conftest import read_events
 from helpers import curve, play_episodes, small
-from ignite.engine import Engine, Events
+from ignite.engine import Events
 
 
 def test_curves_of_both_phases_and_of_all_games(tmp_path):
@@ -44,8 +42,12 @@ def test_curves_of_both_phases_and_of_all_games(tmp_path):
 
 @pytest.mark.parametrize(("initial", "limit", "updates"), [(20, 43, 23), (90, 50, 0), (90, 0, 0)])
 def test_who_never_trained_has_no_fps_and_who_failed_no_outcome(initial, limit, updates, tmp_path):
-    """Without a limit the stream ends by itself, as that of a player that is lost."""
-    state = play_episodes(tmp_path, [0.0] * 5, replay_initial=initial, max_frames=limit)
+    """Without a limit the stream ends by itself, as that of a player that is lost.
+
+    Nothing is solved before the first update, or without a goal.
+    """
+    settings = {"max_frames": limit, "stop_reward": None if updates else 17.0}
+    state = play_episodes(tmp_path, [20.0] * 5, replay_initial=initial, **settings)
     assert (state.frames, state.iteration) == (limit or 50, updates)
     assert state.phase == ("training" if updates else "filling")
     assert state.update_due or not updates
@@ -54,15 +56,9 @@ def test_who_never_trained_has_no_fps_and_who_failed_no_outcome(initial, limit, 
     assert not limit or curve(tmp_path, "outcome/updates") == [(0, updates)]
 
 
-@pytest.mark.parametrize(("goal", "solved"), [(17.0, 30), (None, 0)])
-def test_nothing_is_solved_before_the_first_update_or_without_a_goal(goal, solved, tmp_path):
-    state = play_episodes(tmp_path, [20.0] * 5, stop_reward=goal)
-    assert (state.solved, state.frames) == (bool(solved), solved or 50)
-
-
 @pytest.mark.parametrize("averaged", [False, True])
 def test_a_network_whose_first_layer_stands_still_has_died(averaged, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(handlers, "CHECK_EVERY", 10)
+    monkeypatch.setattr("lib.training.handlers.CHECK_EVERY", 10)
     dqn = small()
     net = AveragedWeights(dqn, torch.float32, 1e-4) if averaged else dqn
     first = net.weights["low"] if averaged else dqn.conv[0].weight.data
@@ -75,18 +71,12 @@ def test_a_network_whose_first_layer_stands_still_has_died(averaged, tmp_path, m
     assert capsys.readouterr().out.count("the network died within 30 updates and learns") == 1
 
 
-@dataclass(frozen=True)
-class Many(ReplayOptions):
-    envs = 512
-
-
-def test_of_many_games_every_second_is_logged_and_trials_are_rarer(tmp_path, capsys):
+def test_of_many_games_every_second_is_logged_and_trials_are_rarer(tmp_path, monkeypatch, capsys):
     agents = iter([(2.0, -1.0), (1.0, 2.0)])  # what they score
-    trial = lambda agent, engine, run: Trial(2, agent, 1.5)  # noqa: E731
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(handlers, "run_trial", trial)
-        rewards, agent = [20.0] * 140, agents.__next__
-        state = play_episodes(tmp_path, rewards, agent=agent, kind=Many)
+    trial = lambda agent, *_: Trial(2, agent, 1.5)  # noqa: E731
+    monkeypatch.setattr("lib.training.handlers.run_trial", trial)
+    many = type("Many", (ReplayOptions,), {"envs": 512})
+    state = play_episodes(tmp_path, [20.0] * 140, agent=agents.__next__, kind=many)
     assert state.frames == 10 * (3 + 128)
     logged = [*range(2, 131, 2)]
     assert [game for game, _ in curve(tmp_path, "episodes/reward")] == logged
@@ -95,13 +85,8 @@ def test_of_many_games_every_second_is_logged_and_trials_are_rarer(tmp_path, cap
 
 
 def test_a_signal_between_a_batch_and_its_update_waits_for_the_update(tmp_path, ends):
-    updates = []
-
-    def interrupted(engine: Engine) -> None:
-        if engine.state.iteration == 3:
-            signal.raise_signal(signal.SIGTERM)
-
-    on = (Events.ITERATION_STARTED, interrupted)
+    updates, interrupt = [], lambda: signal.raise_signal(signal.SIGTERM)
+    on = Events.ITERATION_STARTED(once=3), interrupt
     state = play_episodes(tmp_path, [0.0] * 10, losses=lambda n: updates.append(n) or 1.0, on=on)
     assert (state.iteration, state.frames, updates) == (3, 22, [1, 2, 3])  # nor another frame
 

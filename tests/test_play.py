@@ -6,7 +6,6 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 
 from lib.envs.preprocessing import Preprocessing
@@ -17,15 +16,14 @@ from play import SHIPPED, main
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Ended, one_line
+from conftest import ROOT, one_line
 from helpers import Screen, listed
 from imageio_ffmpeg import count_frames_and_secs
 from PIL import Image
 
 
 @pytest.fixture
-def play(ends: Callable[..., Ended]) -> Callable[..., Ended]:
-    """Calls play.py's main in this process."""
+def play(ends):
     return lambda *arguments: ends(main, "play.py", *arguments)
 
 
@@ -48,12 +46,9 @@ def test_the_shipped_agent_wins_on_the_emulator():
 
 
 def test_the_shipped_agent_wins_on_ales_environment_until_ctrl_c():
-    program = (
-        "import runpy, signal\n"
-        # These tests may have been started with SIGINT ignored, which children inherit.
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "runpy.run_path('play.py', run_name='__main__')\n"
-    )
+    # These tests may have been started with SIGINT ignored, which children inherit.
+    program = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    program += "runpy.run_path('play.py', run_name='__main__')"
     process = subprocess.Popen(
         [sys.executable, "-c", program, "--episodes", "1000"],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -91,16 +86,13 @@ def test_it_prints_every_score_and_their_mean(trained, play, monkeypatch):
 FULL = "play.py: failed: [Errno 28] No space left on device"
 
 
-@pytest.mark.parametrize(
-    ("module", "code"), [("play", 141), ("pong_emulator", 141), ("play", FULL)]
-)
-def test_it_ends_when_nobody_reads_or_the_disk_is_full(module, code, trained, ends, monkeypatch):
+@pytest.mark.parametrize(("name", "code"), [("play", 141), ("pong_emulator", 141), ("play", FULL)])
+def test_it_ends_when_nobody_reads_or_the_disk_is_full(name, code, trained, ends, monkeypatch):
     run, (reader, writer) = trained("01_baseline").folder, os.pipe()
     os.close(reader)
     file = os.open("/dev/full", os.O_WRONLY) if code == FULL else writer
     monkeypatch.setattr(sys, "stdout", os.fdopen(file, "w"))
-    main = lambda: runpy.run_module(module, run_name="__main__")  # noqa: E731
-    result = ends(main, module, run, "--epsilon", 1)
+    result = ends(lambda: runpy.run_module(name, run_name="__main__"), name, run, "--epsilon", 1)
     with suppress(OSError):  # what it holds cannot be written
         sys.stdout.close()
     assert (result.code, result.error) == (code, "")
@@ -169,17 +161,9 @@ def test_what_cannot_be_played_is_refused_in_one_line(tmp_path, trained, play, m
     torch.save(read_checkpoint(checkpoint) | {"net": {"conv.0.weight": torch.zeros(1)}}, strange)
     for display in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(display, raising=False)
-    for arguments in (
-        (tmp_path,),
-        (cut,),
-        (foreign,),
-        (strange,),
-        (run, "--video", "pong.avi"),
-        (run, "--export", tmp_path / "missing" / "agent.pt"),
-        (run, "--episodes", 0),
-        (run, "--render"),
-        (run, "--render", "--video", "pong.mp4"),
-    ):
+    bad = ("--video pong.avi", "--episodes 0", "--render", "--render --video pong.mp4")
+    refused = [(run, *flags.split()) for flags in (*bad, f"--export {tmp_path}/missing/agent.pt")]
+    for arguments in (*refused, (tmp_path,), (cut,), (foreign,), (strange,)):
         result = play(*arguments)
         assert (result.code, result.out) == (2, ""), arguments
         assert "".join(map(str, arguments[1:2])) in one_line(result.error)

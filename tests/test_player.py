@@ -2,14 +2,12 @@
 
 import os
 import signal
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pickle import PicklingError
 from threading import Event
 from unittest.mock import Mock
 
-from lib.envs.experience import Transitions
 from lib.learning.dqn_model import DQN
 from lib.parallel.player import ExperienceQueue, Player
 from lib.training.options import PlayerOptions
@@ -36,10 +34,9 @@ def test_all_arrives_in_order_and_is_kept_when_the_player_is_lost(monkeypatch):
     """The engine sees the end of its data, and so do the handlers that save."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    taken: list[Transitions] = []
-    ends: list[str] = []
+    taken, ends = [], []
 
-    def process(_: Engine, transitions: list[Transitions]) -> None:
+    def process(_: Engine, transitions: list) -> None:
         assert len(transitions) <= 8
         taken.extend(transitions)
 
@@ -58,14 +55,9 @@ def test_all_arrives_in_order_and_is_kept_when_the_player_is_lost(monkeypatch):
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
 
-def fail(queue: ExperienceQueue) -> None:
+def end(queue: ExperienceQueue, error: BaseException) -> None:
     queue.put(step(0))
-    raise RuntimeError("the emulator\nis on fire")
-
-
-def leave(queue: ExperienceQueue) -> None:
-    queue.put(step(0))
-    raise SystemExit(7)
+    raise error
 
 
 def run_ahead(queue: ExperienceQueue, steps: int) -> None:
@@ -73,32 +65,30 @@ def run_ahead(queue: ExperienceQueue, steps: int) -> None:
         queue.put(step(number))
 
 
-def hang(queue: ExperienceQueue, go: Connection) -> None:
+def hang(queue: ExperienceQueue, go) -> None:
     go.recv()
     queue.put(step(0))
     Event().wait()
 
 
-@pytest.mark.parametrize(
-    ("player", "message"),
-    [
-        (fail, r"RuntimeError: the emulator is on fire \(test_player"),
-        (leave, "exit code 7"),
-    ],
-)
-def test_why_a_player_was_lost_is_told_in_one_line(player, message):
-    with pytest.raises(Failure, match=message), Player(player, (), 8) as experience:
-        assert len([step for steps in experience for step in steps]) == 1
+FIRE = RuntimeError("the emulator\nis on fire")
+TOLD = r"RuntimeError: the emulator is on fire \(test_player"
+
+
+@pytest.mark.parametrize(("error", "message"), [(FIRE, TOLD), (SystemExit(7), "exit code 7")])
+def test_why_a_player_was_lost_is_told_in_one_line(error, message):
+    with pytest.raises(Failure, match=message), Player(end, (error,), 8) as experience:
+        assert sum(map(len, experience)) == 1
 
 
 def test_an_error_of_the_trainer_comes_before_the_loss_of_its_player():
-    with pytest.raises(OSError, match=r"full after [1-9]"), Player(leave, (), 8) as experience:
+    with pytest.raises(OSError, match=r"full after [1-9]"), Player(end, (FIRE,), 8) as experience:
         raise OSError(f"full after {len(list(experience))}")
 
 
 def test_a_player_that_does_not_start_is_killed(monkeypatch):
     monkeypatch.setattr("lib.parallel.player.START_SECONDS", 0)
-    player = Player(leave, (), 8, PlayerOptions(player_timeout=1e-3))
+    player = Player(end, (FIRE,), 8, PlayerOptions(player_timeout=1e-3))
     with pytest.raises(Failure, match="the player did not start"):
         player.__enter__()
     assert player.process.exitcode == -signal.SIGKILL
@@ -136,11 +126,7 @@ def test_a_player_is_ahead_by_the_bound_and_never_by_more():
     assert sent.call_count == 5 + sum(answers)
     # The trainer answers for all that it took: then the rest fits in without it.
     with Player(run_ahead, (400,), 8) as player:
-        taken = 0
-        for steps in player:
-            taken += len(steps)
-            if taken >= 400 - 8:
-                break
+        assert any(taken >= 400 - 8 for taken in accumulate(map(len, player)))
         player.process.join(60)
         assert player.process.exitcode == 0
 
@@ -150,7 +136,5 @@ def test_the_player_sees_the_live_weights_and_goes_with_the_trainer():
     with torch.no_grad(), Player(watch, (net,), 2) as player:
         for value in (3.0, 4.0, 5.0):
             next(net.parameters()).fill_(value)
-            for transitions in player:
-                if transitions and transitions[-1].actions[0] == [value] * 3:
-                    break
+            assert any(steps and steps[-1].actions[0] == [value] * 3 for steps in player)
     assert player.process.exitcode == 0

@@ -1,42 +1,34 @@
 """A run folder: who may use it, and what it holds whatever happens. A tiny network learns."""
 
-import copy
 import errno
 import io
 import logging
 import math
 import os
 import re
-import resource
-import shutil
 import signal
 import sys
 import termios
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, count, pairwise
+from os.path import getctime
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
 from unittest.mock import Mock
 
-from lib.envs.experience import Transitions
 from lib.gpu_checks import fallbacks
 from lib.learning.replay_buffer import ReplayBuffer
-from lib.learning.schedules import LinearSchedule
 from lib.printing import show_elapsed
-from lib.training import handlers
-from lib.training import launch as launching
 from lib.training.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from lib.training.evaluation import evaluate
-from lib.training.handlers import attach_handlers
 from lib.training.launch import launch, open_folder
 from lib.training.options import ReplayOptions
-from lib.training.play import PlayEvents, batch_generator
+from lib.training.play import PlayEvents
 from lib.training.run import Failure, Run
 from lib.training.speedrun_options import SharedCoresOptions, SpeedrunOptions
 
@@ -45,14 +37,13 @@ import pytest
 import torch
 from conftest import Ended, curves, everything, one_line, read_events
 from filelock import FileLock
-from helpers import Screen, curve, listed, stream
+from helpers import Screen, curve, learn, listed, stream
 from ignite.engine import Engine, Events
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-FLAGS = ("--replay-initial", "20", "--replay-size", "200", "--batch-size", "4")
-FLAGS += ("--checkpoint-every", "10")
+FLAGS = "--replay-initial 20 --replay-size 200 --batch-size 4 --checkpoint-every 10"
 FIFTH = Events.ITERATION_COMPLETED(every=5)
 
 
@@ -63,13 +54,11 @@ class Net(nn.Linear):
 
 
 @pytest.fixture
-def start(tmp_path, ends, monkeypatch) -> Callable[..., Ended]:
+def start(tmp_path, ends, monkeypatch):
     """Starts a run, or resumes that ``of`` before; each game has one point more than the last."""
-    place = tmp_path / "runs"
-    elsewhere = tmp_path / "elsewhere"  # no new run could begin there, but runs are resumed
-    elsewhere.mkdir()
-    (elsewhere / "runs").touch()
-    monkeypatch.chdir(elsewhere)
+    place = tmp_path / "two words" / "runs"
+    (tmp_path / "runs").touch()  # no new run could begin here, but runs are resumed
+    monkeypatch.chdir(tmp_path)
 
     def start(
         *flags, of=None, frames=None, reward=0, play=stream,
@@ -81,34 +70,30 @@ def start(tmp_path, ends, monkeypatch) -> Callable[..., Ended]:
             optimizer = torch.optim.Adam(net.parameters())
             buffer = ReplayBuffer(options.replay_size, (2, 84, 84))
 
-            def update(engine: Engine, batch: object) -> torch.Tensor:
+            def update(*_: object) -> torch.Tensor:
                 optimizer.zero_grad()
                 loss = net(torch.ones(500)).square().mean()
                 loss.backward()
                 optimizer.step()
                 return loss.detach()
 
-            engine = Engine(update)
             learned = {"net": net, "optimizer": optimizer, "buffer": buffer} | parts
-            attach_handlers(engine, run, LinearSchedule(1.0, 0.0, 1_000), learned)
-            if every:
-                engine.add_event_handler(on, every, run)
             games = play([float(reward + number) for number in range(100)])
-            engine.run(batch_generator(engine, games, buffer, options.replay_initial, 4))
+            engine = Engine(update)  # which lives as long as this function
+            learn(engine, run, games, learned, on=(on, every, run) if every else ())
             after(run)
 
         limit = () if frames is None else ("--max-frames", frames)
-        where = ("--resume", of.folder) if of else (*FLAGS, "--run-dir", place)
+        where = ("--resume", of.folder) if of else (*FLAGS.split(), "--run-dir", place)
         ended = ends(lambda: launch(train, ReplayOptions, ""), "tiny.py", *where, *limit, *flags)
-        (folder,) = place.iterdir()
-        return ended._replace(folder=folder)
+        return ended._replace(folder=of.folder if of else max(place.iterdir(), key=getctime))
 
     return start
 
 
-def test_a_run_folder_that_cannot_be_made(ends):
-    run = ends(lambda: launch(None, ReplayOptions, ""), "tiny.py", "--run-dir", "/proc/nothing")
-    assert (run.code, "--run-dir" in one_line(run.error)) == (2, True)
+def in_a_thread(work) -> None:
+    (thread := threading.Thread(target=work)).start()
+    thread.join()
 
 
 LOST = "CUDA error: an illegal memory access was encountered"
@@ -136,15 +121,12 @@ def test_a_failure_is_one_line_and_exit_code_1(spoil, message, start):
 @pytest.mark.parametrize(("error", "told"), [(OSError(), False), (RuntimeError("a bug"), True)])
 def test_a_mistake_keeps_its_traceback_but_no_error_is_told_twice(error, told, start):
     """TensorBoard raises the OSError of its thread again in the loop."""
-
-    def fail_in_a_thread(net: Net) -> None:
-        (thread := threading.Thread(target=Mock(side_effect=error))).start()
-        thread.join()
-
-    assert ("Traceback" in start(frames=5, spoil=fail_in_a_thread).error) == told
+    fail = Mock(side_effect=error)
+    run = start(frames=5, spoil=lambda net: in_a_thread(fail))
+    assert ("Traceback" in run.error) == told
     if told:
         with pytest.raises(RuntimeError, match="a bug"):
-            start(spoil=Mock(side_effect=error))
+            start(spoil=fail)
 
 
 def test_letters_that_a_terminal_lacks_are_escaped(start, monkeypatch):
@@ -153,21 +135,41 @@ def test_letters_that_a_terminal_lacks_are_escaped(start, monkeypatch):
     assert told.getvalue() == b"tiny: failed: no m\\xe9moire\n"
 
 
-def test_a_failed_save_leaves_what_it_would_have_replaced(start):
+class Stopped(io.BufferedWriter):
+    """A file; an error arrives when a part of it is written. torch raises RuntimeError over it."""
+
+    def write(self, content: bytes) -> int:
+        if self.tell() > 100_000:
+            raise self.error
+        return super().write(content)
+
+
+@pytest.mark.parametrize(("error", "code"), [(OSError(28, "Full"), 1), (KeyboardInterrupt(), 130)])
+def test_a_failed_save_leaves_what_it_would_have_replaced(error, code, start, monkeypatch):
+    message = ", 7 MB free: [Errno 28] Full\n" if code == 1 else "tiny: interrupted\n"
+    stopped, usual = {"latest.tmp"}, Path.open
+
+    def open_file(path: Path, *mode: str, **how: str) -> object:
+        stops = path.name in stopped
+        return Stopped(io.FileIO(path, "w")) if stops else usual(path, *mode, **how)
+
+    monkeypatch.setattr(Path, "open", open_file)
+    monkeypatch.setattr(Stopped, "error", error, raising=False)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=7 * 2**20))
+    first = start(frames=45)
+    assert [file.name for file in first.checkpoints()] == ["best.pt"]
+    assert (first.code, "resume it with" in first.out) == (code, False)
+    stopped.clear()
     run = start(frames=45)
-    assert [file.stem for file in run.checkpoints()] == ["best", "latest", "previous"]
     before = everything(run.folder / "checkpoints")
     longer = partial(start, "--stop-reward", "1000", of=run, frames=80)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    stopped |= {"best.tmp", "latest.tmp"}
     for reward in (100, -100):  # the best checkpoint is written first, or only the latest
-        try:  # a part of a checkpoint fits, and all of the events
-            resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
-            again = longer(reward=reward)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert again.code == 1
-        assert "MB free: [Errno 27] File too large" in one_line(again.error)
+        again = longer(reward=reward)
+        assert (again.code, message in one_line(again.error)) == (code, True)
+        assert again.out.endswith(f"  python tiny.py --resume '{run.folder}'\n")
         assert everything(run.folder / "checkpoints") == before
+    stopped.clear()
     assert longer().code == 0
 
 
@@ -178,11 +180,6 @@ def test_the_best_checkpoint_is_that_of_the_highest_average_of_all_parts(start):
     assert best["progress"]["episodes"] == 4
 
 
-def interrupt(*_: object) -> None:
-    """As Slurm does some time before it kills, if it is asked to."""
-    signal.raise_signal(signal.SIGUSR1)
-
-
 def test_a_resumed_run_knows_its_random_numbers_when_it_reached_its_goal_and_its_limit(start):
     drawn, stops = list[float](), set[int]()
 
@@ -191,9 +188,9 @@ def test_a_resumed_run_knows_its_random_numbers_when_it_reached_its_goal_and_its
         if engine.state.iteration == 5:
             engine.state.reached = {"frames": 7, "minutes": 0.5}
         if engine.state.iteration in stops:
-            interrupt()
+            signal.raise_signal(signal.SIGUSR1)  # as Slurm, some time before it kills
 
-    shutil.rmtree(start(frames=65, every=every).folder)
+    start(frames=65, every=every)
     whole = [*drawn]
     drawn.clear()
     stops |= {25, 50}
@@ -204,76 +201,34 @@ def test_a_resumed_run_knows_its_random_numbers_when_it_reached_its_goal_and_its
     assert curve(run.folder, "outcome/reached_frames") == [(0, 7)]
     last = start(of=run, every=every)
     assert (last.code, "--max-frames 65 was reached: no limit now" in last.out) == (138, True)
+    assert last.out.endswith(f"  python tiny.py --resume '{run.folder}'\n")
 
 
-class Interrupted(io.BufferedWriter):
-    """A file; Ctrl-C arrives when a part of it is written. torch raises RuntimeError over it."""
-
-    def write(self, content: bytes) -> int:
-        if self.tell() > 100_000:
-            raise KeyboardInterrupt
-        return super().write(content)
+NO_GAMES = "no games after training: the run was interrupted"
+CUT_SHORT = "the games after training were cut short"
 
 
-def test_ctrl_c_while_a_checkpoint_is_written_is_no_full_disk(start, monkeypatch):
-    usual = Path.open
-
-    def open_file(path: Path, *mode: str, **how: str) -> object:
-        stops = path.name == "latest.tmp"
-        return Interrupted(io.FileIO(path, "w")) if stops else usual(path, *mode, **how)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", open_file)
-        first = start(frames=45)
-    assert [file.name for file in first.checkpoints()] == ["best.pt"]
-    assert (first.code, "resume it with" in first.out) == (130, False)
-    shutil.rmtree(first.folder)
-
-    run = start(frames=45)
-    before = everything(run.folder / "checkpoints")
-    monkeypatch.setattr(Path, "open", open_file)
-    again = start(of=run, frames=80, reward=-100)
-    assert (again.code, again.error) == (130, "tiny: interrupted\n")
-    assert again.out.endswith(f"  python tiny.py --resume {run.folder}\n")
-    assert everything(run.folder / "checkpoints") == before
-
-
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (signal.SIGINT, "no games after training: the run was interrupted"),
-        (signal.SIGTERM, "the games after training were cut short"),
-    ],
-)
-def test_an_interrupted_run_that_is_solved_stays_solved(
-    number, message, start, console, monkeypatch
-):
+@pytest.mark.parametrize(("number", "message"), [(2, NO_GAMES), (15, CUT_SHORT)])
+def test_a_solved_run_stays_solved_if_interrupted(number, message, start, console, monkeypatch):
     """Ctrl-C arrives while it solves the game, and SIGTERM in the games after training."""
-
-    def interrupted(states: torch.Tensor) -> NoReturn:
-        signal.raise_signal(number)
-        raise AssertionError("the signal was swallowed")
-
-    def play(rewards: list[float]) -> Iterator[list[Transitions]]:
-        """26 games, which end in the same step: the others find the run solved."""
-        for steps in stream(rewards):
-            yield [step._replace(episodes=step.episodes * 26) for step in steps]
 
     def evaluated(run: Run) -> None:
         assert curve(run.folder, "outcome/solved") == [(0, 1.0)]  # before the games
-        evaluate(interrupted, run)
+        evaluate(lambda states: signal.raise_signal(number), run)
 
     def solved(engine: Engine, run: Run) -> None:
         weakref.finalize(engine, print, "freed")
-        if number == signal.SIGINT:
+        if message == NO_GAMES:
             signal.raise_signal(number)
 
+    # 26 games end in the same step: the others find the run solved.
+    many = lambda steps: [step._replace(episodes=step.episodes * 26) for step in steps]  # noqa: E731
+    play = lambda rewards: map(many, stream(rewards))  # noqa: E731
     monkeypatch.setenv("COLUMNS", "100")
     run = start(play=play, on=PlayEvents.SOLVED, every=solved, reward=20, after=evaluated)
-    (*games, line, freed, _, last) = run.out.splitlines()
-    (reached,) = (n for n, told in enumerate(games) if told.startswith("avg_reward 17 after 780 "))
-    assert games[reached - 1].startswith("episode    53  reward   22")
-    assert games[reached - 1].endswith("  steps    10")  # a wide terminal has room for them
+    *_, line, freed, _, last = run.out.splitlines()
+    (game,) = re.findall("(.*)\navg_reward 17 after 780 ", run.out)
+    assert re.fullmatch("episode    53  reward   22 .*  steps    10", game)  # in a wide terminal
     assert (run.code, line, freed) == (0, message, "freed")
     assert last.split(", ", 1)[1] == "after 78 episodes, 780 frames and 10 updates"
     events = read_events(run.folder)
@@ -282,18 +237,16 @@ def test_an_interrupted_run_that_is_solved_stays_solved(
 
 
 @pytest.mark.parametrize(
-    ("fail", "code", "message"),
-    [
-        (Mock(side_effect=Failure("it broke")), 1, "failed: it broke"),
-        (lambda: signal.raise_signal(signal.SIGINT), 130, "interrupted"),
-        (lambda: signal.raise_signal(signal.SIGTERM), 143, "interrupted"),
-    ],
+    ("number", "code", "message"),
+    [(None, 1, "failed: it broke"), (2, 130, "interrupted"), (15, 143, "interrupted")],
 )
-def test_a_run_that_ends_before_training_gives_its_memory_back(fail, code, message, start):
+def test_a_run_that_ends_before_training_gives_its_memory_back(number, code, message, start):
     def spoil(net: Net) -> None:
         net.refers = [net]  # as engine and handlers to each other
         weakref.finalize(net, print, "freed")
-        fail()
+        if number:
+            signal.raise_signal(number)
+        raise Failure("it broke")
 
     run = start(spoil=spoil)
     freed = run.out.splitlines()[-1]
@@ -320,35 +273,36 @@ def test_a_run_ends_as_it_should_when_nobody_reads_what_it_prints(closed, start,
     assert read_checkpoint(run.folder / "checkpoints" / "latest.pt")["progress"]["frames"] == 25
 
 
-@pytest.mark.parametrize(("first", "goal"), [(-1.0, -0.9), (3.0, 3.0)])
-def test_the_bar_follows_what_ends_the_phase_first(first, goal, start, monkeypatch):
+@pytest.mark.parametrize(
+    ("first", "more", "goal", "end"), [(-1.0, 1, -0.9, 40), (0.0, 1, 0.0, 30), (0.0, -1, 0.0, 88)]
+)
+def test_the_bar_follows_what_ends_the_phase_first(first, more, goal, end, start, monkeypatch):
     """The buffer is full, and then: the frame limit, or the goal. It is drawn 4 times a second."""
     now = 0.0
 
-    def play(rewards: list[float]) -> Iterator[list[Transitions]]:
+    def play(_):
         nonlocal now
-        for steps in stream(rewards):
+        for steps in stream([first + more * game for game in range(100)]):
             now += len(steps) / 8  # of a second
             yield steps
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(handlers, "LOG_EVERY", 10)
+    monkeypatch.setattr("lib.training.handlers.LOG_EVERY", 10)
     monkeypatch.setattr(sys, "stderr", screen := Screen())
-    start("--stop-reward", str(goal), frames=90, reward=first, play=play)
-    form = (
-        r"(filling|training) (\d+)( of 20)? frames(, [\d,]+ FPS)?(?:, avg_reward (\S+), goal \S+)?"
-    )
-    bars = re.findall(form + r" *\|[^|]*\|\s*(\d+)%", screen.getvalue())
+    start("--stop-reward", str(goal), frames=89, play=play)
+    form = r"(filling|training) (\d+)( of 20)? frames(, [\d,]+ FPS)?"
+    form += r"(?:, avg_reward (\S+), goal \S+)? *\|[^|]*\|\s*(\d+)%"
+    bars = re.findall(form, screen.getvalue())
     drawn = [int(frames) for _, frames, *_ in dict.fromkeys(bars)]
-    assert drawn == [*range(2, drawn[-1] + 1, 2)]
-    assert drawn[-1] == (40 if first < goal else 30)  # solved
+    assert drawn == [*range(2, end + 1, 2)]
     for phase, frames, whole, fps, average, percent in bars:
-        done = int(frames) / (20 if phase == "filling" else 90)
+        done = int(frames) / (20 if phase == "filling" else 89)
         assert (bool(whole), bool(fps)) == (phase == "filling", int(frames) >= 30)  # 10 updates
         assert bool(average) == (phase == "training")
-        if average:
-            way = (float(average) - first) / (goal - first) if first < goal else 1.0
-            done = max(done, way)
+        if average and float(average) >= goal:
+            done = 1.0
+        elif average and first < goal:
+            done = max(done, (float(average) - first) / (goal - first))
         assert int(percent) == pytest.approx(100 * done, abs=6)
 
 
@@ -369,26 +323,25 @@ def test_slow_work_shows_its_time_unless_a_bar_is_there_and_leaves_nothing(monke
 
 def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
     def narrow(engine: Engine, run: Run) -> None:
-        print(echoes, end="", flush=True)
+        print("^C", end="", flush=True)  # as a terminal when Ctrl-C is pressed
         if engine.state.iteration == 10:
             termios.tcsetwinsize(writer, (24, 50))
             print("\rnarrower\r", end="", flush=True)
 
     terminal, writer = os.openpty()
     termios.tcsetwinsize(writer, (24, 80))
-    with os.fdopen(writer, "w") as stream:
+    with os.fdopen(writer, "w") as stream, monkeypatch.context() as patch:
         for name in ("stdout", "stderr"):
-            monkeypatch.setattr(sys, name, stream)
-        echoes = "^C"  # what a terminal shows of Ctrl-C
+            patch.setattr(sys, name, stream)
         run = start(frames=45, every=narrow)
-        monkeypatch.undo()
     text = b""
     with suppress(OSError):  # all is read, and the other side is closed
         while part := os.read(terminal, 65_536):
             text += part
     assert b"nan" not in text
-    bars = [part.rstrip() for part in re.split("[\r\n]", text.decode()) if "|" in part]
-    assert bars[0].startswith("starting |")
+    assert next(part for part in re.split(b"[\r\n]", text) if b"|" in part).startswith(
+        b"starting |"
+    )
     shown = []
     for line in text.decode().replace("\r\n", "\n").split("\n"):
         shown.append("")
@@ -399,8 +352,7 @@ def test_lines_fit_a_terminal_and_no_bar_is_left_on_it(start, monkeypatch):
     played = "after 4 episodes, 45 frames and 25 updates"
     assert re.fullmatch(rf"frame limit reached in 0:00:\d\d, {played}", lines[-1])
     assert max(map(len, lines)) <= 80
-    assert "%" not in "".join(lines)
-    assert echoes not in "".join(lines)
+    assert not {"%", "^"} & {*"".join(lines)}
 
 
 def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start, monkeypatch):
@@ -411,7 +363,7 @@ def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start,
         nonlocal now
         now += seconds
 
-    def play(rewards: list[float]) -> Iterator[list[Transitions]]:
+    def play(rewards):
         for number, steps in enumerate(filter(None, stream(rewards)), start=1):
             wind(1 / number)
             yield steps
@@ -419,7 +371,7 @@ def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start,
     def learn(*_: object) -> None:
         wind(1 / 8)
         if next(updates) == 45:
-            interrupt()
+            signal.raise_signal(signal.SIGTERM)
 
     def after(frames: int, updates: int = 0) -> float:
         return sum(1 / number for number in range(1, frames + 1)) + updates / 8
@@ -431,8 +383,8 @@ def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start,
         assert dict(curve(run.folder, tag)) == pytest.approx(expected, rel=1e-5), tag
 
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    monkeypatch.setattr(handlers, "FILLING_EVERY", 8)
-    monkeypatch.setattr(handlers, "LOG_EVERY", 15)
+    monkeypatch.setattr("lib.training.handlers.FILLING_EVERY", 8)
+    monkeypatch.setattr("lib.training.handlers.LOG_EVERY", 15)
     begin = lambda net: net.register_forward_hook(learn)  # noqa: E731
     run = start(play=play, spoil=begin)
     check("filling/time_passed", {8: after(8), 16: after(16)})
@@ -474,9 +426,7 @@ def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start,
     check("outcome/fps", {0: 54 / (seconds - after(20) - after(1))})
 
 
-def test_a_checkpoint_and_what_it_counts_are_on_the_disk_before_it_replaces_another(
-    start, monkeypatch
-):
+def test_what_a_checkpoint_counts_is_on_the_disk_before_it_replaces_another(start, monkeypatch):
     synced, seen, flushed, fsync, flush = {}, [], [], os.fsync, SummaryWriter.flush
 
     def note(descriptor: int) -> None:
@@ -489,31 +439,28 @@ def test_a_checkpoint_and_what_it_counts_are_on_the_disk_before_it_replaces_anot
             new = read_checkpoint(file)["progress"]
             assert new["events"].items() <= synced.items()
             assert len(curve(file.parent.parent, "episodes/reward")) == new["episodes"]
-            others = {old: read_checkpoint(old)["progress"] for old in file.parent.glob("[lp]*.pt")}
-            frames = {old.stem: progress["frames"] for old, progress in others.items()}
-            seen.append(frames | {"new": new["frames"]})
+            others = map(read_checkpoint, sorted(file.parent.glob("[lp]*.pt")))
+            seen.append([new["frames"], *(old["progress"]["frames"] for old in others)])
 
     monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(SummaryWriter, "flush", lambda writer: flushed.append(flush(writer)))
     start(frames=45)
-    assert seen == [
-        {"new": 29}, {"latest": 29, "new": 39}, {"previous": 29, "latest": 39, "new": 45}
-    ]  # fmt: skip
+    assert seen == [[29], [39, 29], [45, 39, 29]]  # the new one, latest.pt and previous.pt
 
 
-def test_a_resumed_run_logs_each_point_once_and_adds_nothing_to_a_file_that_lost_its_end(
-    start, monkeypatch
-):
+def test_a_resumed_run_logs_each_point_once_and_leaves_a_shortened_file(start, monkeypatch):
     """Its clock is behind that of the machine where it began, and TensorBoard sorts by time."""
-    now = time.time
+    now, with_curves = time.time, "events.out.tfevents.[1-9]*"
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: now() + 1_000)
         run = start(frames=45)
-    (file,) = run.folder.glob("events.out.tfevents.[1-9]*")
+    (file,) = run.folder.glob(with_curves)
     for every in ("0", "10"):  # the first part saves nothing
         assert start("--checkpoint-every", every, of=run, frames=65).code == 0
         kept = read_checkpoint(run.folder / "checkpoints" / "latest.pt")["progress"]["frames"]
         assert kept == (65 if int(every) else 45)
+    seconds = [file.name.split(".")[3] for file in run.folder.glob(with_curves)]
+    assert len(seconds) == len({*seconds}) == 2
     points = [point[:2] for point in curves(run.folder)]
     assert len(points) == len({*points})
     assert [step for tag, step in points if tag == "episodes/reward"] == [1, 2, 3, 4, 5, 6]
@@ -567,8 +514,7 @@ def test_a_run_that_cannot_be_resumed_keeps_its_curves_and_settings(start):
         assert told() == whole
     write_checkpoint(file, kept)
     assert start(of=run, frames=300).code == 0
-    points = [point for point in curves(run.folder) if point[0] == "outcome/frames"]
-    assert points == [("outcome/frames", 0, 300.0)]
+    assert curve(run.folder, "outcome/frames") == [(0, 300.0)]
 
 
 def test_what_cannot_be_resumed_is_refused(start, ends):
@@ -584,6 +530,7 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
         assert everything(run.folder) == before
         return one_line(again.error)
 
+    assert "--run-dir: " in one_line(ends(main, "tiny.py", "--run-dir", "/proc/nothing").error)
     assert "is a run of tiny.py" in refused(script="other.py")
     assert "--run-dir: a resumed run stays in its folder" in refused("--run-dir", "elsewhere")
     assert "--learning-rate" in refused("--learning-rate", "1e-3")
@@ -598,7 +545,7 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
     assert (several.code, several.out) == (2, "")
     assert several.error.splitlines()[1:] == [f"  {other}" for other in runs[:5]]  # the newest
     agent = kept | {"settings": {"script": "tiny"}}
-    changed = copy.deepcopy(kept)
+    changed = read_checkpoint(place / "latest.pt")
     changed["settings"]["hyperparameters"]["dropout"] = 0.5
     for foreign, message in (
         (changed, "no setting dropout: an earlier version"),
@@ -622,20 +569,18 @@ def test_a_run_may_move_to_another_device(start):
     assert (refused.code, "--device cpu resumes" in one_line(refused.error)) == (2, True)
     again = start("--device", "cpu", "--run-dir", run.folder.parent, of=run, frames=80)
     assert (again.code, "moved from cuda:98 to cpu" in again.out) == (0, True)
+    assert "moved" not in start(of=run, frames=100).out
 
 
 def test_a_resumed_run_reaches_another_goal_anew(start):
     run = start("--stop-reward", "0.05", experience=nn.Linear(1, 1))
-    parts = {
-        file.stem: {"buffer", "experience"} & read_checkpoint(file).keys()
-        for file in run.checkpoints()
-    }
-    assert [*map(len, parts.values())] == [0, 2, 2, 0], parts  # an agent needs neither
-    (reached,) = (point for point in curves(run.folder) if point[0] == "outcome/reached_frames")
-    assert reached[2] == 30
+    kept = [{"buffer", "experience"} & read_checkpoint(file).keys() for file in run.checkpoints()]
+    assert [*map(len, kept)] == [0, 2, 2, 0]  # an agent needs neither
+    assert curve(run.folder, "outcome/reached_frames") == [(0, 30.0)]
     (run.folder / "checkpoints" / "solved.pt").write_bytes(b"")  # damaged, and not needed
     again = start("--stop-reward", "0.15", of=run)
     assert "solved.pt is damaged" in again.out
+    assert "was reached" not in again.out  # it had no limit
     assert "avg_reward 0.15 after 70 frames" in again.out
     kept = [file.stem for file in again.checkpoints()]
     assert kept == ["best", "latest", "previous", "solved-0.05", "solved"]
@@ -677,6 +622,7 @@ def test_hparams_follow_what_changes_when_a_run_is_resumed(start):
 def test_a_run_that_is_alive_cannot_be_resumed(start):
     def resume(engine: Engine, run: Run) -> None:
         assert run.checkpoint is None  # its buffer would take the memory twice
+        assert run.tensorboard.writer.flush_secs <= 5  # new points are shown within seconds
         run.tensorboard.writer.flush()  # else its thread may write at any time
         before = everything(run.folder)
         with pytest.raises(CheckpointError, match="is in use"):
@@ -703,7 +649,7 @@ def test_a_file_system_without_locks_is_told_and_used(start, monkeypatch):
 
 
 def test_only_cores_that_others_use_are_told_and_left_to_them(start, monkeypatch):
-    monkeypatch.setattr(launching, "cores", lambda: 4)
+    monkeypatch.setattr("lib.training.launch.cores", lambda: 4)
     for free, most, flags, threads, told in (
         (4, 4, (), 4, False),
         (4, 2, (), 2, False),  # OMP_NUM_THREADS
@@ -711,12 +657,11 @@ def test_only_cores_that_others_use_are_told_and_left_to_them(start, monkeypatch
         (1, 4, ("--threads", "2"), 2, False),
     ):
         monkeypatch.setattr(torch, "get_num_threads", lambda most=most: most)
-        monkeypatch.setattr(launching, "free_cores", lambda free=free: free)
+        monkeypatch.setattr("lib.training.launch.free_cores", lambda free=free: free)
         monkeypatch.setattr(torch, "set_num_threads", Mock())
         run = start(*flags, frames=25)
         assert torch.set_num_threads.call_args_list[0].args == (threads,)
         assert (f"{free} of 4 cores free" in run.out) == told
-        shutil.rmtree(run.folder)
 
 
 def test_a_run_leaves_a_notebook_as_it_was(start, monkeypatch):
@@ -742,9 +687,7 @@ def test_a_run_leaves_a_notebook_as_it_was(start, monkeypatch):
     backend = lambda graph, _: compiled.append(graph) or graph  # noqa: E731
     torch.compile(lambda x: -x, backend=backend)(torch.ones(1))
     assert compiled
-    thread = threading.Thread(target=lambda: runs.append(start(of=run, frames=60)))
-    thread.start()
-    thread.join()
+    in_a_thread(lambda: runs.append(start(of=run, frames=60)))
     assert (runs[0].code, state()) == (0, before)
     assert sys.stdout.getvalue().count("frame limit reached") == 2
 

@@ -1,9 +1,7 @@
 """Runs of neighbouring seeds share no stream of random numbers, and no game."""
 
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 from lib.envs.experience import ExperienceSource
@@ -23,27 +21,25 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 GAMES, PONG = 16, Preprocessing("PongNoFrameskip-v4")
+SPACES = {"single_observation_space": Box(0, 255, (1, 84, 84), np.uint8)}
+SPACES["single_action_space"] = Discrete(6)
 
 
-def unplayed(zeros: Callable[..., Any]) -> Mock:
+def unplayed(zeros) -> Mock:
     """A vector environment that is never stepped, and says how it was seeded."""
-    spaces = {"single_observation_space": Box(0, 255, (1, 84, 84), np.uint8)}
-    spaces["single_action_space"] = Discrete(6)
     reset = Mock(return_value=(zeros((GAMES, 1, 84, 84)), {}))
-    return Mock(
-        num_envs=GAMES, reset=reset, seeds=lambda: reset.call_args[1]["seed"].tolist(), **spaces
-    )
+    seeds = lambda: reset.call_args[1]["seed"].tolist()  # noqa: E731
+    return Mock(num_envs=GAMES, reset=reset, seeds=seeds, **SPACES)
 
 
-def first_state(part: Exploration | EpsilonGreedyAgent | ReplayBuffer) -> int:
+def first_state(part) -> int:
     """Of its generator: all that it will draw follows from it."""
     return part.state_dict()["random"]["state"]["state"]
 
 
 def test_runs_share_no_games_and_no_random_numbers(monkeypatch) -> None:
     context = SimpleNamespace(was_current_actor_reconstructed=False)
-    ray = SimpleNamespace(get_runtime_context=lambda: context)
-    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray", Mock(get_runtime_context=lambda: context))
     seeds, streams, epsilon = [], [], LinearSchedule(1.0, 0.0, 1)
     for seed in range(100):
         resumed = [player_seed(seed, number, frames) for number in (0, 1) for frames in (0, 1)]

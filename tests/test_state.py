@@ -51,8 +51,7 @@ def use_buffer(buffer: Any, n: int) -> Any:
 def make_weights(kind: type) -> Any:
     torch.manual_seed(0)
     net = kind(small(), torch.bfloat16, 1e-2, float32_layers=("fc.2",))
-    if kind is AveragedWeights:
-        net.ema_step.fill_(0.3)
+    getattr(net, "ema_step", torch.zeros(())).fill_(0.3)
     return net
 
 
@@ -62,13 +61,12 @@ def use_weights(net: Any, n: int) -> Any:
     return [net.compute, net.weights, getattr(net, "ema_compute", ())]
 
 
-class Played(ExperienceSource):
+def make_source() -> ExperienceSource:
     """Two games of Pong, whose steps are drawn one by one."""
-
-    def __init__(self) -> None:
-        envs = [wrap_deepmind(make_atari("PongNoFrameskip-v4")) for _ in range(2)]
-        super().__init__(envs, lambda states: [2, 3])
-        self.steps_of_all = iter(self)
+    envs = [wrap_deepmind(make_atari("PongNoFrameskip-v4")) for _ in range(2)]
+    source = ExperienceSource(envs, lambda states: [2, 3])
+    source.drawn = iter(source)
+    return source
 
 
 def use_loss(loss: AverageLoss, n: int) -> float:
@@ -76,20 +74,15 @@ def use_loss(loss: AverageLoss, n: int) -> float:
     return loss.compute() if n != 4 else 0.0
 
 
-class SixGames:
-    """What a step gives follows from the actions alone."""
+def make_envs() -> TensorVectorEnv:
+    """What a step of its games gives follows from the actions alone."""
 
-    def reset(self, *, seed):
-        return np.zeros((6, 1, 84, 84), np.uint8), {}
-
-    def step(self, actions):
+    def step(actions):
         frames = np.full((6, 1, 84, 84), actions.sum(), np.uint8)
         return frames, (actions - 2).astype(np.int32), actions == 4, actions == 5, {}
 
-
-def make_envs() -> TensorVectorEnv:
-    envs = TensorVectorEnv(6, Preprocessing("Pong"), 0, rollout=2)
-    envs.reset(SixGames())
+    envs, first = TensorVectorEnv(6, Preprocessing("Pong"), 0, rollout=2), step(np.zeros(6))[0]
+    envs.reset(SimpleNamespace(reset=lambda seed: (first, {}), step=step))
     return envs
 
 
@@ -122,7 +115,7 @@ PARTS: dict[type, tuple[Callable[[], Any], Callable[[Any, int], Any]]] = {
     ),
     Exploration: (lambda: Exploration(4, EPSILON), lambda part, n: part(torch.zeros(9), 50)),
     WinRate: (WinRate, lambda share, n: (share.add(n, 1), share(0))),
-    ExperienceSource: (Played, lambda source, n: next(source.steps_of_all)),
+    ExperienceSource: (make_source, lambda source, n: next(source.drawn)),
     AverageLoss: (AverageLoss, use_loss),
     TensorVectorEnv: (make_envs, use_envs),
     Rollout: (lambda: Rollout(2, (6, 1, 1, 1), 0.9, 0.5), use_rollout),
@@ -141,10 +134,9 @@ def kinds_with(name: str) -> list[type]:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    for both in zip(tree_leaves(one), tree_leaves(other), strict=True):
-        np.testing.assert_array_equal(
-            *(part.float() if isinstance(part, torch.Tensor) else part for part in both)
-        )
+    array = lambda leaf: leaf.float() if isinstance(leaf, torch.Tensor) else leaf  # noqa: E731
+    for left, right in zip(tree_leaves(one), tree_leaves(other), strict=True):
+        np.testing.assert_array_equal(array(left), array(right))
 
 
 @pytest.mark.parametrize("kind", kinds_with("load_state_dict"))
