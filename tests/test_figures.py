@@ -22,8 +22,11 @@ ZEN4, ZEN5 = ROOT / "results/epyc-zen4-2core", ROOT / "results/epyc-zen5-2core"
 XEON, H100 = ROOT / "results/xeon-amx-2core", ROOT / "results/xeon-h100-16core"
 H200 = ROOT / "results/xeon-h200-16core"
 RESULTS, CHAPTER = ROOT / "results/README.md", ROOT / "results/chapter.md"
+DEAD = ZEN4 / "dead-units/README.md"
 EARLIER, TECHNIQUES = ROOT / "results/earlier-runs.md", ROOT / "results/techniques.md"
-FPS, SOLVED = ZEN4 / "ladder-amp/runs.csv", "solved/runs"
+FPS = ZEN4 / "ladder-amp/runs.csv"
+TO_17 = [place / "solved/runs" for place in (XEON, ZEN5, ZEN4)]
+LADDER = (*BOOK, "05_vector_env", "06_compiled_update", "09_many_machines")
 NAMES = {"04_new_wrappers_n_env": "04, environments", "04_new_wrappers_parallel": "04, parallel"}
 RECORDS = {
     "08": (ZEN4 / "held-out/runs", "08_recompiled_pong"),
@@ -68,10 +71,8 @@ def fps(script: str, column: str = "fps", file: Path = FPS, seeds: int = 5) -> f
 
 
 def frames(script: str) -> list[float]:
-    """Frames to 17 of three runs, of which one may never have learned; 05, 06 and 09 have one."""
-    records = runs(XEON / SOLVED, ZEN5 / SOLVED, ZEN4 / SOLVED)[script]
-    assert len(records) == (1 if script[:2] in ("05", "06", "09") else 3)
-    return [record.to_bar[0] if record.solved else math.inf for record in records]
+    """Frames to 17 of all runs, of which one may never have learned."""
+    return [one.to_bar[0] if one.solved else math.inf for one in runs(*TO_17)[script]]
 
 
 def minutes(script: str) -> list[float]:
@@ -85,10 +86,7 @@ def span(values: list[float], form: str) -> str:
     return form.format(least) + f" to {form.format(most)}" * (least != most)
 
 
-LADDER = (*list(BOOK)[1:], "05_vector_env", "06_compiled_update", "09_many_machines")
-
-
-@pytest.mark.parametrize("script", LADDER)
+@pytest.mark.parametrize("script", LADDER[1:])
 def test_the_ladder(script: str) -> None:
     cells, found = table("README.md", "The ladder")[f"{script}.py"], minutes(script)
     assert cells[1] == f"{fps(script):.0f}"
@@ -108,21 +106,17 @@ def test_beside_the_chapter(script: str) -> None:
     # As the second edition prints them; the docstring of the rung has them, too.
     rung = (ROOT / f"{script}.py").read_text(encoding="utf-8")
     changes = re.findall(r" \([+-][\d.]+ %\)", rung) or ["", ""]
-    (book_fps, book_minutes) = (
-        f"{second}{change}" for (second, _), change in zip(BOOK[script], changes, strict=True)
-    )
+    book = [f"{pair[0]}{change}" for pair, change in zip(BOOK[script], changes, strict=True)]
     change = f" ({100 * (fps(script) / fps(BASELINE) - 1):+.0f} %)" * (script != BASELINE)
-    assert cells == [book_fps, f"{fps(script):.0f}{change}", book_minutes]
-    third_edition = [f"{third}" for _, third in BOOK[script]]
-    assert table(EARLIER, "Frames and minutes")[f"{script}.py"][-1] == book_minutes
-    cells = table(CHAPTER, "The third edition")
-    assert cells[NAMES.get(script, script[:2])] == third_edition
+    assert cells == [book[0], f"{fps(script):.0f}{change}", book[1]]
+    assert table(EARLIER, "Frames and minutes")[f"{script}.py"][-1] == book[1]
+    third = table(CHAPTER, "The third edition")[NAMES.get(script, script[:2])]
+    assert third == [f"{figure}" for _, figure in BOOK[script]]
 
 
 def test_longer_runs_make_the_fps_of_shorter_ones() -> None:
-    rungs = (*BOOK, "05_vector_env", "06_compiled_update", "09_many_machines")
     long = ZEN4 / "ladder-amp-long/runs.csv"
-    *found, cluster = (fps(rung, file=long, seeds=2) / fps(rung) for rung in rungs)
+    *found, cluster = (fps(rung, file=long, seeds=2) / fps(rung) for rung in LADDER)
     told = f"made {min(found):.2f} to {max(found):.2f} times these FPS, and 09 {cluster:.2f} times"
     assert told in one_line(CHAPTER)
 
@@ -135,7 +129,7 @@ def at_17(script: str) -> list[str]:
 
 
 def test_the_frames_to_17() -> None:
-    for script, records in runs(XEON / SOLVED, ZEN5 / SOLVED, ZEN4 / SOLVED).items():
+    for script, records in runs(*TO_17).items():
         told = [f"{one.to_bar[0]:,.0f}" if one.solved else "never" for one in records]
         assert at_17(script)[:3] == told + [""] * (3 - len(records))
         if script == BASELINE:
@@ -145,7 +139,7 @@ def test_the_frames_to_17() -> None:
 
 def test_the_runs_with_other_seeds() -> None:
     page = (ZEN4 / "solved/README.md").read_text(encoding="utf-8").replace("**", "")
-    died = [runs(ZEN4 / SOLVED)[script][1] for script in (BASELINE, "02_n_envs", "03_parallel")]
+    died = [runs(TO_17[2])[script][1] for script in (BASELINE, "02_n_envs", "03_parallel")]
     told = "stopped them after {:,}, {:,} and {:,}".format(*(record.frames for record in died))
     assert f"{told} frames" in one_line(EARLIER)
     assert all(f"never: stopped after {record.frames:,}" in page for record in died)
@@ -155,85 +149,85 @@ def test_the_runs_with_other_seeds() -> None:
     assert all(f"{float(mean):.1f} ({bounds})" in page for mean, bounds in means)
 
 
-def looks_at_networks(file: str = "alive") -> list[dict[str, str]]:
-    return read_csv(ZEN4 / f"dead-units/{file}.csv")
+def networks(file: str = "alive") -> dict[tuple[str, ...], dict[int, dict[str, str]]]:
+    """Looks at networks after so many updates, by rung, Adam's epsilon and seed."""
+    found = defaultdict(dict)
+    for look in read_csv(ZEN4 / f"dead-units/{file}.csv"):
+        if look.get("precision") != "float32":
+            found[look["script"], look["adam_epsilon"], look["seed"]][int(look["updates"])] = look
+    return found
+
+
+def died(looks: dict[int, dict[str, str]]) -> list[int]:
+    """The updates after which no gradient came to the convolutions."""
+    return [updates for updates, look in looks.items() if float(look["gradient"]) == 0]
+
+
+def differ(looks: dict[int, dict[str, str]]) -> list[int]:
+    """The updates after which states had different values."""
+    return [updates for updates, look in looks.items() if float(look["spread"]) >= 0.01]
 
 
 def test_the_networks_that_die() -> None:
-    alive, dead = defaultdict(dict), defaultdict(dict)
-    for look in looks_at_networks():
-        settings = look["script"], look["precision"], look["adam_epsilon"]
-        if look["updates"] == "3000":
-            alive[settings][look["seed"]] = look["alive"]
-        if float(look["gradient"]) == 0.0:
-            dead[settings][look["seed"]] = True
-    text = (ZEN4 / "dead-units/README.md").read_text(encoding="utf-8")
-    of_ten = {settings: units for settings, units in alive.items() if len(units) == 10}
-    assert len(of_ten) == 5
-    for settings, units in of_ten.items():
-        row = f" | {', '.join(units.values())} | {', '.join(dead[settings]) or 'none'} |"
-        assert row in text
-    assert len(dead[BASELINE, "bfloat16", "1e-08"]) == 5
-    larger = BASELINE, "bfloat16", "0.00015"
-    assert (len(alive[larger]), dead[larger]) == (10, {})
+    alive, dead = defaultdict(list), defaultdict(list)
+    for (*settings, seed), looks in networks().items():
+        alive[*settings].append(looks[3_000]["alive"])
+        dead[*settings] += [seed] * bool(died(looks))
+    text = DEAD.read_text(encoding="utf-8")
+    rows = [
+        f" | {', '.join(units)} | {', '.join(dead[settings]) or 'none'} |"
+        for settings, units in alive.items()
+        if len(units) == 10
+    ]
+    assert (len(rows), [row for row in rows if row not in text]) == (5, [])
     (run,) = read_records(ZEN4 / "dead-units/runs")
     assert f"avg_reward of {run.avg_reward:.1f} after {run.frames:,} frames" in text
-    ptan = re.search(r"01 of ptan's parts \|.*\| (.*) \|\n", text)[1].split(", ")
-    assert (len(ptan), "five of ten networks of `01`" in one_line(RESULTS)) == (2, True)
+    assert [len(dead[script, "1e-08"]) for script in (BASELINE, "ptan")] == [5, 2]
+    assert "five of ten networks of `01`" in one_line(RESULTS)
     assert "Of ten networks made of ptan's parts, two died" in one_line(RESULTS)
     for page in ("beside-the-book", "when-a-run-fails"):
         assert "ive of ten networks](" in one_line(ROOT / f"docs/{page}.md")
 
 
 def test_networks_live_without_the_mean() -> None:
-    text, seen = one_line(ZEN4 / "dead-units/README.md"), defaultdict(list)
-    for look in looks_at_networks("centred"):
-        assert (float(look["adam_epsilon"]), float(look["gradient"]) > 0) == (1e-8, True)
-        seen[look["script"][:2], look["seed"]].append(look)
-    for (rung, seed), (*_, last) in seen.items():
-        at = {look["updates"]: look["alive"] for look in seen[rung, seed]}
-        apart = [look["updates"] for look in seen[rung, seed] if float(look["spread"]) >= 0.01]
-        units = f"{at['3000']} | {last['alive']} after {int(last['updates']):,}"
-        assert f"| {rung} | {seed} | {units} | {int(apart[0]):,} |" in text
-    left = [int(looks[-1]["alive"]) for (rung, _), looks in seen.items() if rung == "01"]
+    text, left = one_line(DEAD), []
+    for (script, epsilon, seed), looks in networks("centred").items():
+        assert (float(epsilon), died(looks)) == (ReplayOptions().adam_epsilon, [])
+        last = max(looks)
+        units = f"{looks[3_000]['alive']} | {looks[last]['alive']} after {last:,}"
+        assert f"| {script[:2]} | {seed} | {units} | {differ(looks)[0]:,} |" in text
+        left += [int(looks[last]["alive"])] * (script == BASELINE)
     assert len(left) == 10
     assert f"have {min(left)} to {max(left)} of their 64 units after 10,000 updates" in text
-    assert ReplayOptions().adam_epsilon == 1e-8
 
 
 def test_when_networks_die_or_learn_to_tell_states_apart() -> None:
-    died, apart, units = {}, {}, {}
-    for look in looks_at_networks():
-        if look["precision"] != "bfloat16":
-            continue
-        run = look["script"], look["seed"], look["adam_epsilon"]
-        units[*run, look["updates"]] = int(look["alive"])
-        if float(look["gradient"]) == 0.0:
-            died.setdefault(run, int(look["updates"]))
-        if float(look["spread"]) >= 0.01:
-            apart.setdefault(run, int(look["updates"]))
-    text = one_line(ZEN4 / "dead-units/README.md")
-
-    def span(found: dict[tuple[str, str, str], int]) -> str:
-        of_01 = [found[run] for run in found if (run[0], run[2]) == (BASELINE, "1e-08")]
-        return f"{min(of_01):,} to {max(of_01):,} updates"
-
-    assert f"after {span(died)}" in one_line(RESULTS)
-    assert f"after {span(apart)} with 1e-8" in text
-    larger, others = "0.00015", list(BOOK)[2:5]
-    first, second, third = (f"{apart[BASELINE, seed, larger]:,}" for seed in "014")
-    assert f"after {first}, {second} and {third} with 1.5e-4 (seeds 0, 1, 4)" in text
+    seen, text, larger = networks(), one_line(DEAD), "0.00015"
+    usual = [looks for name, looks in seen.items() if name[:2] == (BASELINE, "1e-08")]
+    for page, when, told in (
+        (RESULTS, died, "after {:,} to {:,} updates"),
+        (DEAD, differ, "after {:,} to {:,} updates with 1e-8"),
+    ):
+        first = [when(looks)[0] for looks in usual if when(looks)]
+        assert told.format(min(first), max(first)) in one_line(page)
+    apart = [differ(seen[BASELINE, larger, seed])[0] for seed in "014"]
+    told = "after {:,}, {:,} and {:,} with 1.5e-4 (seeds 0, 1, 4)"
+    assert told.format(*apart) in text
+    others = [*list(BOOK)[2:5], "05_vector_env", "04_new_wrappers_parallel"]
     slower, sooner = (
-        "{:,}, {:,} and {:,}".format(*(apart[script, "0", epsilon] for script in others))
-        for epsilon in (larger, "1e-08")
+        "{:,}, {:,} and {:,}".format(*(differ(seen[script, e, "0"])[0] for script in others[:3]))
+        for e in (larger, "1e-08")
     )
     assert f"it is {slower} updates instead of {sooner}" in text
-    others += ["05_vector_env", "04_new_wrappers_parallel"]
-    after = [units[script, "0", larger, "7000"] for script in others]
+
+    def units(script: str, epsilon: str, seed: str, updates: int) -> int:
+        return int(seen[script, epsilon, seed][updates]["alive"])
+
+    after = [units(script, larger, "0", 7_000) for script in others]
     assert "they have {}, {} and {} units, 05 has {} and 04 parallel {}.".format(*after) in text
-    left = [units[BASELINE, seed, "1e-08", "10000"] for seed in "23589"]
+    left = [units(BASELINE, "1e-08", seed, 10_000) for seed in "23589"]
     assert f"{min(left)} to {max(left)} after 10,000 updates" in text
-    last = [units[BASELINE, seed, larger, "15000"] for seed in "14"]
+    last = [units(BASELINE, larger, seed, 15_000) for seed in "14"]
     assert "seeds 1 and 4 have {} and {} after 15,000".format(*last) in text
     terminal = (ZEN4 / "dead-units/terminal.txt").read_text(encoding="utf-8")
     assert terminal.count("frame limit reached after 90,") == 2  # 06 and 09
@@ -247,7 +241,7 @@ def test_the_games_after_no_ops() -> None:
         script: [int(score) for score in re.findall(r"score +(-?\d+)", lines)]
         for script, lines in re.findall(r": (\w+) after(.*?)30 games", text, re.DOTALL)
     }
-    for script, records in runs(ZEN5 / SOLVED).items():
+    for script, records in runs(TO_17[1]).items():
         games.setdefault(script, [reward for record in records for reward in record.evaluation])
     assert [len(rewards) for rewards in games.values()] == [30] * 8
     for script, rewards in games.items():
@@ -463,23 +457,18 @@ def test_what_stands_beside_the_book_is_there():
         assert [name for name in names if not re.search(rf"\b{name}\b", source)] == [], file
 
 
-def anchors(page):
-    """The names by which links reach the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-
-
 def test_links_lead_somewhere():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")]
     pages += [ROOT / "pong_emulator/README.md", ROOT / "weights/README.md"]
+    text, broken = {page: page.read_text(encoding="utf-8") for page in pages}, []
     assert len(pages) > 50
-    broken = []
     for page in pages:
-        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        for link in re.findall(r"\]\((?!https://)([^)\s]+)\)", text[page]):
             path, _, anchor = link.partition("#")
-            target = page.parent / path if path else page
-            whole = target.exists() and (not anchor or anchor in anchors(target))
-            broken += [f"{page}: {link}"] * (not whole and not link.startswith("https://"))
+            target = (page.parent / path).resolve() if path else page
+            headings = re.findall(r"^#+ (.*)$", text[target], re.MULTILINE) if anchor else []
+            names = [re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings]
+            broken += [f"{page}: {link}"] * (not target.exists() or anchor not in ("", *names))
     assert broken == []
 
 
