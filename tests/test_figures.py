@@ -75,11 +75,6 @@ def frames(script: str) -> list[float]:
     return [one.to_bar[0] if one.solved else math.inf for one in runs(*TO_17)[script]]
 
 
-def minutes(script: str) -> list[float]:
-    """Minutes to 17 of the same runs, by their frames and by the FPS of runs that were alone."""
-    return [each / fps(script) / 60 for each in frames(script)]
-
-
 def span(values: list[float], form: str) -> str:
     """The smallest and the largest of the finite ones."""
     least, most = (f(filter(math.isfinite, values)) for f in (min, max))
@@ -88,14 +83,15 @@ def span(values: list[float], form: str) -> str:
 
 @pytest.mark.parametrize("script", LADDER[1:])
 def test_the_ladder(script: str) -> None:
-    cells, found = table("README.md", "The ladder")[f"{script}.py"], minutes(script)
-    assert cells[1] == f"{fps(script):.0f}"
-    never = ", one never" * found.count(math.inf)
-    base = [each for each in minutes(BASELINE) if math.isfinite(each)]
-    changes = [f"{100 * (one / other - 1):+.0f} %" for one, other in zip(found, base, strict=False)]
+    """Minutes follow from frames and from the FPS of runs that were alone."""
+    assert table("README.md", "The ladder")[f"{script}.py"][1] == f"{fps(script):.0f}"
+    needed, base = frames(script), [each / fps(BASELINE) for each in frames(BASELINE)]
+    found = [each / fps(script) for each in needed]
+    pairs = zip(filter(math.isfinite, base), found, strict=False)
+    changes = [f"{100 * (one / other - 1):+.0f} %" for one, other in pairs]
     assert table(EARLIER, "Frames and minutes")[f"{script}.py"][:3] == [
-        span([each / 1e6 for each in frames(script)], "{:.2f}") + never,
-        span(found, "{:.0f}"),
+        span([each / 1e6 for each in needed], "{:.2f}") + ", one never" * needed.count(math.inf),
+        span([each / 60 for each in found], "{:.0f}"),
         ", ".join(changes) * (script != BASELINE),
     ]
 
@@ -139,10 +135,9 @@ def test_the_frames_to_17() -> None:
 
 def test_the_runs_with_other_seeds() -> None:
     page = (ZEN4 / "solved/README.md").read_text(encoding="utf-8").replace("**", "")
-    died = [runs(TO_17[2])[script][1] for script in (BASELINE, "02_n_envs", "03_parallel")]
-    told = "stopped them after {:,}, {:,} and {:,}".format(*(record.frames for record in died))
-    assert f"{told} frames" in one_line(EARLIER)
-    assert all(f"never: stopped after {record.frames:,}" in page for record in died)
+    dead = [f"{runs(TO_17[2])[script][1].frames:,}" for script in LADDER[1:4]]
+    assert "stopped them after {}, {} and {} frames".format(*dead) in one_line(EARLIER)
+    assert all(f"never: stopped after {frames}" in page for frames in dead)
     games = (ZEN4 / "solved/games.txt").read_text(encoding="utf-8")
     means = re.findall(r"30 games, mean (.*), standard deviation .*, (.* to .*)", games)
     assert len(means) == 11  # of 04 also games as trained
@@ -198,18 +193,15 @@ def test_networks_live_without_the_mean() -> None:
         assert f"| {script[:2]} | {seed} | {units} | {differ(looks)[0]:,} |" in text
         left += [int(looks[last]["alive"])] * (script == BASELINE)
     assert len(left) == 10
-    assert f"have {min(left)} to {max(left)} of their 64 units after 10,000 updates" in text
+    assert f"have {span(left, '{}')} of their 64 units after 10,000 updates" in text
 
 
 def test_when_networks_die_or_learn_to_tell_states_apart() -> None:
     seen, text, larger = networks(), one_line(DEAD), "0.00015"
     usual = [looks for name, looks in seen.items() if name[:2] == (BASELINE, "1e-08")]
-    for page, when, told in (
-        (RESULTS, died, "after {:,} to {:,} updates"),
-        (DEAD, differ, "after {:,} to {:,} updates with 1e-8"),
-    ):
-        first = [when(looks)[0] for looks in usual if when(looks)]
-        assert told.format(min(first), max(first)) in one_line(page)
+    for page, when, told in ((RESULTS, died, ""), (DEAD, differ, " with 1e-8")):
+        first = span([when(looks)[0] for looks in usual if when(looks)], "{:,}")
+        assert f"after {first} updates{told}" in one_line(page)
     apart = [differ(seen[BASELINE, larger, seed])[0] for seed in "014"]
     told = "after {:,}, {:,} and {:,} with 1.5e-4 (seeds 0, 1, 4)"
     assert told.format(*apart) in text
@@ -225,8 +217,8 @@ def test_when_networks_die_or_learn_to_tell_states_apart() -> None:
 
     after = [units(script, larger, "0", 7_000) for script in others]
     assert "they have {}, {} and {} units, 05 has {} and 04 parallel {}.".format(*after) in text
-    left = [units(BASELINE, "1e-08", seed, 10_000) for seed in "23589"]
-    assert f"{min(left)} to {max(left)} after 10,000 updates" in text
+    left = span([units(BASELINE, "1e-08", seed, 10_000) for seed in "23589"], "{}")
+    assert f"{left} after 10,000 updates" in text
     last = [units(BASELINE, larger, seed, 15_000) for seed in "14"]
     assert "seeds 1 and 4 have {} and {} after 15,000".format(*last) in text
     terminal = (ZEN4 / "dead-units/terminal.txt").read_text(encoding="utf-8")
@@ -245,8 +237,7 @@ def test_the_games_after_no_ops() -> None:
         games.setdefault(script, [reward for record in records for reward in record.evaluation])
     assert [len(rewards) for rewards in games.values()] == [30] * 8
     for script, rewards in games.items():
-        low, high = min(rewards), max(rewards)
-        assert at_17(script)[4] == f"{sum(rewards) / len(rewards):.1f} ({low:.0f} to {high:.0f})"
+        assert at_17(script)[4] == f"{mean(rewards):.1f} ({span(rewards, '{:.0f}')})"
 
 
 def of(name: str) -> list[Record]:
@@ -280,7 +271,6 @@ def test_the_record(name: str) -> None:
 @pytest.mark.parametrize("script", ["07_speedrun", "08_recompiled_pong"])
 def test_the_speedruns_in_the_ladder(script: str) -> None:
     records, cells = of(script[:2]), table("README.md", "The ladder")[f"{script}.py"]
-    assert [record.solved for record in records] == [True] * 10
     middle_fps = f"{median(record.fps for record in records):,.0f}"
     frames_to_17 = span([record.to_bar[0] / 1e6 for record in records], "{:.2f}")
     assert cells[1:] == [middle_fps, frames_to_17, until(script[:2])[0]]
@@ -322,18 +312,16 @@ def test_the_update_takes_nearly_everything() -> None:
         for line in read_csv(ZEN4 / folder / "breakdown.csv"):
             if line["who"] == "main process" and line["part"] in ACTIVITIES["learns"][1]:
                 shares[line["rung"]] += float(line["share"].rstrip("%"))
-        of_the_book = [shares[script] for script in BOOK]
-        assert f"{min(of_the_book):.0f} to {max(of_the_book):.0f} %" in one_line(page)
+        assert span([shares[script] for script in BOOK], "{:.0f}") + " %" in one_line(page)
 
 
 def test_the_findings_of_the_record() -> None:
-    text, speed = one_line(RESULTS), attrgetter("fps")
+    text, speed, pair = one_line(RESULTS), attrgetter("fps"), ("08 at 421866b", "08 at 20c42e4")
     values = attrgetter("minutes"), speed, lambda one: one.to_bar[0]
-    pair = "08 at 421866b", "08 at 20c42e4"
     minutes, faster, frames = (ratio(*pair, value) for value in values)
     told = f"against 20c42e4, in turns: {minutes} times the minutes, with {faster} times the FPS"
     assert f"{told} and {frames} times the frames to 17" in one_line(ROOT / "results/record.md")
-    assert [record.solved for record in of("08") + of("08 at 20c42e4")] == [True] * 20
+    assert [record.solved for record in of("07") + of("08") + of(pair[1])] == [True] * 30
     until_17, until_won = (middle.split()[0] for middle in until("08"))
     told = f"reaches 17 after {until_17} minutes, and after {until_won} minutes its agent has won"
     assert told in text
@@ -352,23 +340,18 @@ def test_what_contradicts_the_chapter_is_in_the_linked_tables() -> None:
     text = CHAPTER.read_text(encoding="utf-8").split("## Where it contr")[1]
     claims = re.findall(r"^\| (.+?) \| .+? \| (.+?) \| \[.+\]\((.+)\) \|$", text, re.MULTILINE)
     assert len(claims) == 9
-    two, three, four, parallel = (
-        fps(script, file=ZEN5 / "ladder-fps/runs.csv", seeds=3) for script in list(BOOK)[2:]
-    )
-    gains = {"(04 against 02)": four / two, "(04 against 03)": parallel / three}
-    two, three, four, parallel = (fps(script) for script in list(BOOK)[2:])
-    both = {
-        name: [f"{100 * (gain - 1):+.0f} %" for gain in (gains[name], on_zen4)]
-        for name, on_zen4 in zip(gains, (four / two, parallel / three), strict=True)
-    }
+    both = {"(04 against 02)": [], "(04 against 03)": []}
+    for file, seeds in ((ZEN5 / "ladder-fps/runs.csv", 3), (FPS, 5)):
+        two, three, *four = (fps(script, file=file, seeds=seeds) for script in list(BOOK)[2:])
+        for gains, new, old in zip(both.values(), four, (two, three), strict=True):
+            gains.append(f"{100 * (new / old - 1):+.0f} %")
     rows = table(CHAPTER, "What cheaper wrappers bring")
     assert {name: row[1:] for row, name in ((rows[r], r[-15:]) for r in rows if "04" in r)} == both
     told = "cheaper wrappers bring {} FPS (Zen 5, float32) or {} (Zen 4, `--amp`)"
     assert told.format(*both["(04 against 02)"]) in one_line(RESULTS)
     for claim, here, link in claims:
         found = (ROOT / "results" / link).read_text(encoding="utf-8")
-        for name, gain in gains.items():
-            found += f"| {100 * (gain - 1):+.0f} % |" * (name in claim)
+        found += "".join(f"| {both[name][0]} |" for name in both if name in claim)
         changes = re.findall(r"[+-]\d+ %", here)
         assert changes
         assert [change for change in changes if f"| {change} |" not in found] == [], claim
@@ -391,10 +374,8 @@ def test_what_gpus_showed() -> None:
     seconds = 60 * found["10"].to_bar[1]
     for name in ("08", "10", "10 --envs 4096"):
         (reached, to_17), record = found[name].to_bar, found[name]
-        told = (
-            f"17 after {reached:,.0f} frames and {60 * to_17:.0f} seconds, 64 of 64 games won after"
-        )
-        assert rungs[name][2].startswith(f"{told} {60 * record.minutes:.0f}"), told
+        told = f"17 after {reached:,.0f} frames and {60 * to_17:.0f} seconds, 64 of 64 games won"
+        assert rungs[name][2].startswith(f"{told} after {60 * record.minutes:.0f}"), told
         assert "left_out" not in record.machine
     told = f"On an H200, `10_thousands_of_games.py --cuda` reached 17 after {seconds:.0f} seconds"
     assert told in one_line(ROOT / "README.md")

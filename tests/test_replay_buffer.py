@@ -66,12 +66,10 @@ class Stream:
     def step(self, ended: np.ndarray, terminated: np.ndarray, number: int = 0) -> Transitions:
         begins, self.episode_starts = self.episode_starts, ended
         envs = len(begins)
-        first_frames, frames = self._next(begins.sum()), self._next(envs)
+        first, frames = self._next(begins.sum()), self._next(envs)
         actions = (number + np.arange(envs)) % 6
         rewards = (actions % 3 - 1).astype(np.float32)
-        return Transitions(
-            actions, rewards, terminated, frames, begins, first_frames, [None] * envs
-        )
+        return Transitions(actions, rewards, terminated, frames, begins, first, [None] * envs)
 
     def _next(self, n: int) -> np.ndarray:
         frames = b"".join(next(self.frames).to_bytes(4, "big") for _ in range(n))
@@ -177,8 +175,8 @@ def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(scrip
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
     options = next(options for options in sizes if options.validation_error() is None)
     kind = DeviceReplayBuffer if script == "06_compiled_update" else ReplayBuffer
-    size, stack = options.replay_size, options.preprocessing.stack
-    buffer, model = kind(size, (stack, SIZE, SIZE)), NaiveModel(size, stack)
+    size, shape = options.replay_size, (options.preprocessing.stack, SIZE, SIZE)
+    buffer, model = kind(size, shape), NaiveModel(size, shape[0])
     steps, envs = settings.get("steps", 1), settings.get("envs", 1)
     rng, stream = np.random.default_rng(0), Stream(envs)
     for number in range(2 * size):  # all games but the first are short
@@ -186,11 +184,10 @@ def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(scrip
         buffer.extend(arrived := [stream.step(ended, ended) for ended in ends])
         for step in arrived:
             model.append(step)
-        sampled = unpack(buffer.sample(1_000))
-        newest = list(model.transitions)[-steps * envs :]
-        assert set(newest) <= sampled <= set(model.transitions)
+        held = [*model.transitions]
+        assert {*held[-steps * envs :]} <= unpack(buffer.sample(1_000)) <= {*held}
         if number % 3 == 0:
-            state, buffer = buffer.state_dict(), kind(size, (stack, SIZE, SIZE))
+            state, buffer = buffer.state_dict(), kind(size, shape)
             buffer.load_state_dict(state)
     assert buffer.added > size
 
