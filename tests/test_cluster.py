@@ -6,7 +6,6 @@ import re
 import runpy
 import signal
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import chain, count, product
 from pathlib import Path
@@ -171,7 +170,7 @@ def test_nobody_gets_in_a_dead_player_is_replaced_and_ctrl_c_leaves_a_run_to_res
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def cluster():
     """A cluster: a head without players, and two nodes with room for two each."""
     from ray.cluster_utils import Cluster
 

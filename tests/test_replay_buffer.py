@@ -3,9 +3,7 @@
 import operator
 import zlib
 from collections import deque
-from collections.abc import Sequence
 from itertools import chain, count, islice
-from typing import Any
 
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource, Transitions
@@ -33,9 +31,8 @@ class NaiveModel:
     """What the buffer must hold: copies of the stacks, as the wrappers would have made them."""
 
     def __init__(self, capacity: int, stack: int) -> None:
-        self.transitions: deque[tuple] = deque(maxlen=capacity)
-        self.stack = stack
-        self.states: dict[int, list[np.ndarray]] = {}
+        self.transitions, self.stack = deque(maxlen=capacity), stack
+        self.states: dict[int, list[np.ndarray]] = {}  # by environment
 
     def append(self, new: Transitions) -> None:
         first_frames = iter(new.first_frames)
@@ -45,15 +42,15 @@ class NaiveModel:
             state = self.states[env]
             self.states[env] = [*state[1:], frame]
             one, other = (np.stack(frames).tobytes() for frames in (state, self.states[env]))
-            reward, end = float(new.rewards[env]), bool(new.terminated[env])
-            self.transitions.append((one, int(new.actions[env]), reward, end, other))
+            new_one = (column[env].item() for column in (new.actions, new.rewards, new.terminated))
+            self.transitions.append((one, *new_one, other))
 
 
 def unpack(batch) -> set[tuple]:
     """A batch as a set of what the naive model holds."""
     return {
-        (one.numpy().tobytes(), int(action), float(reward), bool(end), other.numpy().tobytes())
-        for one, action, reward, end, other in zip(*batch, strict=True)
+        (one.numpy().tobytes(), *map(torch.Tensor.item, values), other.numpy().tobytes())
+        for one, *values, other in zip(*batch, strict=True)
     }
 
 
@@ -108,7 +105,7 @@ def test_samples_are_what_a_list_of_stacks_would_hold(kind, steps, capacity, sta
 def test_samples_are_bit_equal_to_what_the_agent_saw(vector):
     random, seen, acted = np.random.default_rng(0), [], []
 
-    def agent(states: Sequence[Any]) -> np.ndarray:
+    def agent(states):
         seen.extend(map(np.array, states))
         acted.extend(actions := random.integers(6, size=2))
         return actions
@@ -136,8 +133,7 @@ def test_no_transition_is_dropped_before_its_frames_are(kind):
     """With episodes of one step every transition takes two frames; there is room for 38."""
     buffer, model, stream = kind(33, (2, SIZE, SIZE)), NaiveModel(38 // 2, 2), Stream(1)
     for _ in range(200):
-        new = stream.step(np.ones(1, bool), np.ones(1, bool))
-        buffer.extend([new])
+        buffer.extend([new := stream.step(np.ones(1, bool), np.ones(1, bool))])
         model.append(new)
     assert unpack(buffer.sample(1_000)) == set(model.transitions)
 
