@@ -434,8 +434,8 @@ def test_lines_tell_machines_and_unusual_settings_apart(tmp_path, monkeypatch) -
     for number, share in enumerate(shares):  # and one that was resumed is as the others
         others = dict.fromkeys(names, f"runs/{number}")
         solved_run(tmp_path, "09", machine=MACHINE | share, **others)
-    for cpu in ("Abacus 3000", "another"):
-        solved_run(tmp_path, "10", machine=MACHINE | {"cpu": cpu})
+    for seed, cpu in enumerate(("Abacus 3000", "another")):
+        solved_run(tmp_path, "10", seed, machine=MACHINE | {"cpu": cpu})
     table = table_of(tmp_path)
     labels = ["02 (steps 4)", "02 (steps 2)", "07", "07 (stack 4)", "07 (gamma 0.97)"]
     labels += ["09 (threads 1)", "09", "09 (left_out a part)", "10", "10"]
