@@ -396,6 +396,7 @@ def test_held_out_runs_that_did_not_solve_it_count_as_the_limit(tmp_path: Path) 
     assert table["frames"] == [*frames]
     assert table["minutes"] == ["4.0 (4.0 to > 16.0)", "> 9.0 (2.0 to > 16.0)"]
     assert table["minutes: trial won"] == ["", "> 9.5 (3.0 to > 16.0)"]
+    assert read_csv(tmp_path / "runs.csv")[3]["minutes"] == "3.000"  # with its trial
     solved_run(tmp_path, "07_speedrun", 0, 4, 2_000, max_frames=1_000_000)
     again = os.path.relpath(tmp_path), "--out", str(tmp_path)  # each run counts once
     assert table_of(tmp_path, *again)["seeds"][0] == "0, 1000-1001, 1003"

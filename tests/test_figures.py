@@ -81,7 +81,7 @@ def test_the_ladder(script: str) -> None:
     assert told == f"{fps(script):.0f}" == f"{readme_fps()[script]:.0f}"
     needed, base = frames(script), [each / fps(BASELINE) for each in frames(BASELINE)]
     found = [each / fps(script) for each in needed]
-    pairs = zip(filter(math.isfinite, base), found, strict=False)
+    pairs = zip(found, filter(math.isfinite, base), strict=False)
     changes = [f"{100 * (one / other - 1):+.0f} %" for one, other in pairs]
     assert table(EARLIER, "Frames and minutes")[f"{script}.py"][:3] == [
         span([each / 1e6 for each in needed], "{:.2f}") + ", one never" * needed.count(math.inf),
