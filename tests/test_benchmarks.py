@@ -53,9 +53,8 @@ def test_a_changed_file_makes_a_commit_dirty(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(report, "ROOT", tmp_path)
     assert commit() == ""
     (tmp_path / "kept").write_text("kept")
-    who = ("-c", "user.name=tests", "-c", "user.email=tests")
-    for command in (("init", "-q"), ("add", "kept"), (*who, "commit", "-qm", "kept")):
-        subprocess.run(("git", *command), cwd=tmp_path, check=True)
+    for command in ("init -q", "add kept", "-c user.name=a -c user.email=b commit -qm kept"):
+        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
     clean = commit()
     (tmp_path / "new").write_text("no part of it")
     assert commit() == clean != ""
@@ -69,11 +68,10 @@ def test_a_rung_is_taken_apart(tmp_path, capsys) -> None:
     assert main([*command, "--", "--batch-size", "2"]) == 0
     rows = read_csv(tmp_path / "breakdown.csv")
     found = {(row["who"], row["part"]): float(row["ms per frame"]) for row in rows}
-    shared, player = {"waiting", REST}, {"environment", "wrappers", "choosing actions", "sending"}
-    learner = {"storing", "sampling", "forward", "backward", "optimizer", "update"}
-    learner |= {"logging and handlers"}
-    assert {part for who, part in found if who == "main process"} == learner | shared
-    assert {part for who, part in found if who == "player process"} == player | shared
+    player = {"environment", "wrappers", "choosing actions", "sending", "waiting", REST}
+    learner = {"storing", "sampling", "forward", "backward", "optimizer", "update", "waiting", REST}
+    expected = {("main process", part) for part in learner | {"logging and handlers"}}
+    assert found.keys() == expected | {("player process", part) for part in player}
     assert min(found.values()) > 0
     out = capsys.readouterr().out
     assert re.search(r"^ +\d+\.\d\d% +aten::convolution_backward", out, re.M), out
@@ -92,10 +90,12 @@ def rungs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+def climb(rungs: Path, flags: str) -> int:
+    return main(["ladder", "--run-dir", str(rungs / "runs"), *flags.split()])
+
+
 def test_seeds_run_through_all_rungs_and_values(rungs, capfd) -> None:
-    flags = ["--seeds", "5-6", "6", "--vary", "max-pool", "off", "on"]
-    folder = ["--run-dir", str(rungs / "runs")]
-    assert main(["ladder", "--rungs", "02", "07", *flags, *folder, "--", "--amp"]) == 0
+    assert climb(rungs, "--rungs 02 07 --seeds 5-6 6 --vary max-pool off on -- --amp") == 0
     found = [line for line in capfd.readouterr().out.splitlines() if line.startswith("--")]
     short = "--max-frames 10000 --epsilon-frames 1"
     filled = f"{short} --replay-initial 2000"
@@ -104,56 +104,56 @@ def test_seeds_run_through_all_rungs_and_values(rungs, capfd) -> None:
     assert not ladder.has_replay_buffer(ROOT / "10_thousands_of_games.py")  # real, as 06
     assert ladder.has_replay_buffer(ROOT / "06_compiled_update.py")
     # One seed where something varies; how many runs, and how long, is told before they start.
-    command = ["ladder", "--rungs", "02", "--vary", "envs", "1", "2", "--solve", *folder]
     for limit, length in (("0", "7 hours"), ("100000", "45 minutes")):
-        assert main([*command, "--", "--max-frames", limit]) == 0
+        assert climb(rungs, f"--rungs 02 --vary envs 1 2 --solve -- --max-frames {limit}") == 0
         out = capfd.readouterr().out
         assert out.index(f"2 to do, about {length} on two CPU cores") < out.index("[1/2]")
         assert out.count("--seed 0\n") == 4  # each is said twice: by the ladder, and by the rung
 
 
-@pytest.mark.parametrize(("code", "resumes"), [(130, True), (143, True), (1, False)])
-def test_what_was_interrupted_is_resumed(code, resumes, rungs, capfd, monkeypatch) -> None:
-    monkeypatch.setattr(ladder, "commit", Mock(side_effect=["one", "two", "three"]))
+@pytest.mark.parametrize(
+    ("code", "refused", "commits", "kept"),
+    [
+        (130, 0, ["one", "two"], ["one, two"]),
+        (143, 0, ["one", "one"], ["one"]),
+        (1, 0, ["one", "two"], ["one", "two"]),  # what failed is not resumed
+        (130, 2, ["one", "two", "three"], ["one, two", "three"]),  # an older version began it
+    ],
+)
+def test_what_was_interrupted_is_resumed_or_run_anew_once(
+    code, refused, commits, kept, rungs, capfd, monkeypatch
+) -> None:
+    """Other ladders begin runs in the same folder."""
+    monkeypatch.setattr(ladder, "commit", Mock(side_effect=commits))
     (rungs / "01_baseline.py").write_text(f"""
 import sys
 from pathlib import Path
 print(*sys.argv[1:])
-if "--resume" not in sys.argv:
-    for name in ("01_baseline-pong-seed0-now", "01_baseline-pong-seed0-of another ladder"):
-        Path(sys.argv[-1], name).mkdir(exist_ok=True)
-    sys.exit({code})
+if "--resume" in sys.argv:
+    sys.exit({refused})
+runs = Path(sys.argv[-1])
+number = len([*runs.iterdir()])
+for name in ("envs9-seed5-1", "seed1-0", "seed5-0"):
+    (runs / f"01_baseline-pong-{{name}}{{number}}").mkdir()
+sys.exit({code} * (number == 1))
 """)
-    (runs := rungs / "runs").mkdir()
-    command = ["ladder", "--rungs", "01", "--seeds", "0", "--solve", "--run-dir", str(runs)]
-    assert [main(command) for _ in range(3)] == [1, 1 - resumes, 1 - resumes]
-    flags = "--max-frames 5000000 --seed 0"
-    out = capfd.readouterr().out
+    (rungs / "runs/other").mkdir(parents=True)
+    (rungs / "runs/other/interrupted.txt").write_text("01_baseline.py --seed 5")
+    assert [climb(rungs, "--rungs 01 --seeds 5 --solve") for _ in range(3)] == [1, 0, 0]
+    flags, out = "--max-frames 5000000 --seed 5", capfd.readouterr().out
     told = "interrupted" if code == 130 else f"failed (exit code {code})"
     assert f"{told}: 01_baseline.py {flags}\n" in out
-    assert (f"\n{flags} --resume {runs}/01_baseline-pong-seed0-now\n" in out) == resumes
-    assert ("1 of 1 runs are complete" in out) == resumes
-    (file,) = runs.glob("*/commit.txt")
-    assert file.read_text() == ("one, two\n" if resumes else "one\n")
-
-
-def test_what_cannot_be_resumed_is_run_anew_once(rungs) -> None:
-    """An older version began it: it stays, and is not tried again."""
-    script = "import sys\nfrom pathlib import Path\nrefused = '--resume' in sys.argv\n"
-    script += "parts = () if refused else [*Path(sys.argv[-1]).iterdir()]\n"
-    script += "refused or Path(sys.argv[-1], f'01_baseline-seed0-{len(parts)}').mkdir()\n"
-    script += "sys.exit(2 if refused else 0 if parts else 130)\n"
-    (rungs / "runs").mkdir()
-    (rungs / "01_baseline.py").write_text(script)
-    command = ["ladder", "--rungs", "01", "--seeds", "0", "--run-dir", str(rungs / "runs")]
-    assert [main(command), main(command), main(command)] == [1, 0, 0]
+    place = f"{rungs}/runs/01_baseline-pong-seed5-0"
+    assert out.count(f"\n{flags} --resume {place}1\n") == (code != 1)
+    assert "1 of 1 runs are complete" in out
+    files = sorted(rungs.glob("runs/01_baseline-pong-seed5-0*/commit.txt"))
+    assert [file.read_text() for file in files] == [f"{text}\n" for text in kept]
 
 
 def test_a_rung_that_fails_or_lacks_something_is_told_and_the_others_go_on(rungs, capfd) -> None:
     (rungs / "01_baseline.py").write_text("import sys\nsys.exit('the reason')\n")
     (rungs / "02_n_envs.py").write_text("import sys\nsys.exit(2)\n")
-    command = ["ladder", "--run-dir", str(rungs / "runs"), "--seeds", "0-1", "--solve", "--rungs"]
-    assert main([*command, "01", "02", "07"]) == 1
+    assert climb(rungs, "--seeds 0-1 --solve --rungs 01 02 07") == 1
     out, err = capfd.readouterr()
     assert out.splitlines()[-6:-1] == [
         "[6/6] 07_speedrun.py --max-frames 5000000 --seed 1",
@@ -163,14 +163,15 @@ def test_a_rung_that_fails_or_lacks_something_is_told_and_the_others_go_on(rungs
         "failed (exit code 1): 01_baseline.py --max-frames 5000000 --seed 1",
     ]
     assert err == "the reason\n" * 2
-    assert main([*command, "02"]) == 2
+    assert climb(rungs, "--seeds 0-1 --rungs 02") == 2
     (rungs / "02_n_envs.py").write_text("import sys\nsys.exit(2 * ('512' in sys.argv))\n")
-    assert main([*command, "02", "--vary", "envs", "512", "2"]) == 0
+    assert climb(rungs, "--seeds 0-1 --rungs 02 --vary envs 512 2") == 0
     assert capfd.readouterr().out.count("--envs 2 --seed") == 2  # one value is refused, not both
 
 
 def test_a_ladder_that_is_asked_to_end_ends_its_rung(tmp_path) -> None:
-    rung = "import os, signal\nprint(os.getpid(), flush=True)\nsignal.alarm(90)\nsignal.pause()\n"
+    """It has a process group of its own, so that Ctrl-C reaches the ladder alone."""
+    rung = "import os, signal\nprint(os.getpgrp(), flush=True)\nsignal.alarm(90)\nsignal.pause()\n"
     (tmp_path / "09_long.py").write_text(rung)
     suite = (
         "import sys; from pathlib import Path; from benchmarks import __main__, ladder\n"
@@ -315,25 +316,22 @@ def solved_run(folder, script, seed=0, minutes=1, fps=100, **more) -> Path:
     return write_run(folder, script, seed, episodes, outcome=outcome, **more)
 
 
-def table_of(folder: Path, *flags: str) -> list[dict[str, str]]:
-    """The table of the runs in a folder, written there."""
+def table_of(folder: Path, *flags: str) -> dict[str, list[str]]:
+    """The columns of the table of the runs in a folder, written there."""
     assert main(["table", str(folder), *flags]) == 0
-    return read_csv(folder / "table.csv")
-
-
-def column(table: list[dict[str, str]], name: str) -> list[str]:
-    return [row[name] for row in table]
+    rows = read_csv(folder / "table.csv")
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def test_medians_ranges_and_the_ratio_to_01(tmp_path: Path) -> None:
     for seed, (minutes, fps) in enumerate([(100, 150), (120, 160), (90, 170)]):
-        solved_run(tmp_path, "01_baseline", seed, minutes, fps)
+        solved_run(tmp_path, "01_baseline", seed, minutes, fps, cuda=True)
     for seed, (minutes, fps) in enumerate([(50, 320), (60, 310), (40, 330)]):
         games = {"evaluation/reward": (18 + seed, 20 + seed)}
-        run = solved_run(tmp_path, "03_parallel", seed, minutes, fps, scalars=games)
+        run = solved_run(tmp_path, "03_parallel", seed, minutes, fps, scalars=games, cuda=True)
     (run / "commit.txt").write_text("1a2b3c4-dirty\n")
     (tmp_path / "commit.txt").write_text("5d6e7f8\n")  # of all runs that do not tell their own
-    assert table_of(tmp_path)[1] == {
+    assert {name: cells[1] for name, cells in table_of(tmp_path).items()} == {
         "rung": "03_parallel",
         "seeds": "0-2",
         "solved": "3 of 3",
@@ -347,7 +345,9 @@ def test_medians_ranges_and_the_ratio_to_01(tmp_path: Path) -> None:
         "book: FPS (/ 01's)": "402 (2.53); 290 (1.27)",
         "book: minutes (/ 01's)": "59 (0.56); 31.2 (0.60)",
     }
-    assert "commit 1a2b3c4-dirty, 5d6e7f8\n" in (tmp_path / "table.md").read_text()
+    _, what, _, book = re.findall("^- .+", (tmp_path / "table.md").read_text(), re.MULTILINE)
+    assert what.endswith("solved: avg_reward reached 17; commit 1a2b3c4-dirty, 5d6e7f8")
+    assert book.startswith("- The book: second edition")
     assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -355,7 +355,8 @@ def test_runs_that_did_not_solve_say_how_far_they_came(tmp_path: Path) -> None:
     games = [(60, 1_000, -20.9), (1_000, 49_000, -19.3)]
     limit = {"frames": 50_000, "seconds": 1_200, "fps": 41.5, "solved": 0}
     write_run(tmp_path, "00_slow_grads", 0, games, outcome=limit, max_frames=50_000)
-    write_run(tmp_path, "01_baseline", 0, [(60, 900, -21.0)], scalars=TRAINED)  # killed
+    killed = [(60, 900, -21.0)]
+    write_run(tmp_path, "01_baseline", 0, killed, scalars=TRAINED, max_frames=12_000)
     filled = {"frames": 200, "updates": 0, "seconds": 1, "fps": 900, "solved": 0}
     write_run(tmp_path, "03_parallel", outcome=filled, max_frames=200)  # these FPS are not training
     # Stopped by Ctrl-C: there is an outcome, but it was not to end there.
@@ -366,46 +367,51 @@ def test_runs_that_did_not_solve_say_how_far_they_came(tmp_path: Path) -> None:
     write_run(tmp_path, "06_game", 0, [(300, 20_000, -21.0)], scalars=TRAINED)
     reached = {"frames": 9_000, "seconds": 180, "reached_frames": 6_000, "reached_minutes": 2}
     write_run(tmp_path, "06_tried", outcome=reached)
+    write_run(tmp_path, "07_limit", outcome=limit | {"frames": 5e6}, max_frames=5_000_000)
     table, unfinished = table_of(tmp_path), "0 of 1, 1 unfinished"
-    assert column(table, "solved") == ["0 of 1", unfinished, "0 of 1", *[unfinished] * 4]
-    # One was to run for so many frames; the others to 17, which they would have reached later.
-    frames = "50,000; > 12,000; 200; > 99; > 1,000; > 20,000; > 9,000"
-    assert "; ".join(column(table, "frames")) == frames
-    assert "; ".join(column(table, "minutes")) == "20.0; > 2.0; 0.0; > 0.1; > 1.0; > 5.0; > 3.0"
-    assert column(table, "avg_reward")[:3] == ["-19.3", "-21.0", "no game ended"]
-    assert column(table, "FPS")[:3] == ["41.5", "44.0", "did not train"]
+    assert table["solved"] == ["0 of 1", unfinished, "0 of 1", *[unfinished] * 4, "0 of 1"]
+    # Three were to run for so many frames; the others to 17, which they would have reached later.
+    frames = "50,000; 12,000; 200; > 99; > 1,000; > 20,000; > 9,000; > 5,000,000"
+    assert "; ".join(table["frames"]) == frames
+    minutes = "20.0; 2.0; 0.0; > 0.1; > 1.0; > 5.0; > 3.0; > 20.0"
+    assert "; ".join(table["minutes"]) == minutes
+    assert table["avg_reward"][:3] == ["-19.3", "-21.0", "no game ended"]
+    assert table["FPS"][:3] == ["41.5", "44.0", "did not train"]
+    assert '">": a lower bound' in (tmp_path / "table.md").read_text()
 
 
 def test_held_out_runs_that_did_not_solve_it_count_as_the_limit(tmp_path: Path) -> None:
     for seed in (1_000, 1_001):
-        solved_run(tmp_path, "07_speedrun", seed, 4, 2_000, max_frames=2_000_000)
-    outcome = {"frames": 2_000_400, "seconds": 16 * 60, "fps": 2_000, "solved": 0}
-    write_run(tmp_path, "07_speedrun", 1_003, outcome=outcome, max_frames=2_000_000)
+        solved_run(tmp_path, "07_speedrun", seed, 4, 2_000, max_frames=1_000_000)
+    outcome = {"frames": 1_000_400, "seconds": 16 * 60, "fps": 2_000, "solved": 0}
+    write_run(tmp_path, "07_speedrun", 1_003, outcome=outcome, max_frames=1_000_000)
     ends = {"frames": 9_000, "seconds": 180, "fps": 50, "solved": 1}
     at_17 = {"reached_frames": 6_000, "reached_minutes": 2}  # and trained on for its trial
     write_run(tmp_path, "08_recompiled_pong", outcome=ends | at_17, scalars={"trial/won": [60, 64]})
-    row, tried = table_of(tmp_path)
-    assert (tried["frames"], tried["minutes: trial won"]) == ("6,000", "3.0")
-    assert row["seeds"] == "1000-1001, 1003 (held out)"
-    solved_run(tmp_path, "07_speedrun", 0, 4, 2_000, max_frames=2_000_000)
+    write_run(tmp_path, "08_recompiled_pong", 1, outcome=outcome)  # its trial did not begin
+    table = table_of(tmp_path)
+    assert table["seeds"][0] == "1000-1001, 1003 (held out)"
+    assert table["solved"] == ["2 of 3", "1 of 2, 1 unfinished"]
+    frames = "480,000 (480,000 to > 1,000,400)", "> 503,200 (6,000 to > 1,000,400)"
+    assert table["frames"] == [*frames]
+    assert table["minutes"] == ["4.0 (4.0 to > 16.0)", "> 9.0 (2.0 to > 16.0)"]
+    assert table["minutes: trial won"] == ["", "> 9.5 (3.0 to > 16.0)"]
+    assert read_csv(tmp_path / "runs.csv")[3]["minutes"] == "3.000"  # with its trial
+    solved_run(tmp_path, "07_speedrun", 0, 4, 2_000, max_frames=1_000_000)
     again = os.path.relpath(tmp_path), "--out", str(tmp_path)  # each run counts once
-    assert table_of(tmp_path, *again)[0]["seeds"] == "0, 1000-1001, 1003"
-    assert (row["solved"], row["frames"]) == ("2 of 3", "480,000 (480,000 to > 2,000,400)")
-    assert row["minutes"] == "4.0 (4.0 to > 16.0)"
+    assert table_of(tmp_path, *again)["seeds"][0] == "0, 1000-1001, 1003"
 
 
 def test_fps_are_held_against_01_of_the_same_hour(tmp_path: Path) -> None:
     (run,) = read_records(solved_run(tmp_path, "07_speedrun", fps=2_000))
-    baseline = dataclasses.replace(run, script="01_baseline")
-    for later, ratio in ((60, 40), (8_000, 25), (20_000, None)):
-        records = [
-            dataclasses.replace(baseline, fps=fps, started=started, **others)
-            for fps, started, others in [
-                *((50, 0, {}), (80, 9_000, {})),
-                *((7, later, {"settings": {"amp": 1.0}}), (6, later, {"machine": {"cores": 4.0}})),
-            ]
-        ]
-        assert fps_to_01(dataclasses.replace(run, started=later), records) == ratio
+    first = dataclasses.replace(run, script="01_baseline", fps=50, started=0)
+    last = dataclasses.replace(first, fps=80, started=9_000, minutes=300.0)
+    others = [{"machine": run.machine | other} for other in ({"cores": 4.0}, {"threads": 2.0})]
+    others += [{"settings": {"amp": 1.0}}]
+    # The hour begins when a run ends.
+    for later, ratio in ((60, 40), (8_000, 25), (30_000, 25), (31_000, None)):
+        near = [dataclasses.replace(first, fps=7, started=later, **other) for other in others]
+        assert fps_to_01(dataclasses.replace(run, started=later), [first, last, *near]) == ratio
 
 
 def test_minutes_are_held_against_solved_runs_of_01_with_the_same_seed(tmp_path: Path) -> None:
@@ -418,19 +424,35 @@ def test_minutes_are_held_against_solved_runs_of_01_with_the_same_seed(tmp_path:
     assert minutes_to_01(dataclasses.replace(run, solved=False), [same]) is None
 
 
-def test_lines_tell_machines_and_unusual_settings_apart(tmp_path: Path) -> None:
+def test_lines_tell_machines_and_unusual_settings_apart(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(charts, "reward_chart", chart := Mock())
     solved_run(tmp_path, "02", steps=4.0)  # none is usual
     solved_run(tmp_path, "02", steps=2.0)
     for settings in ({}, {"stack": 4.0}, {"gamma": 0.97}):
         solved_run(tmp_path, "07", **{"stack": 2.0, "gamma": 0.99} | settings)
-    for number, threads in enumerate((1, 2, 2)):  # and one that was resumed is as the others
-        others = dict.fromkeys(("run_dir", "resume", "checkpoint_every"), f"runs/{number}")
-        solved_run(tmp_path, "09", machine=MACHINE | {"threads": threads}, **others)
-    solved_run(tmp_path, "10", machine=MACHINE | {"cpu": "another"})
+    shares = [{"threads": 1}, *[{"threads": 2}] * 2, {"threads": 2, "left_out": "a part"}]
+    names = "run_dir", "resume", "checkpoint_every", "checkpoint_replay"
+    for number, share in enumerate(shares):  # and one that was resumed is as the others
+        others = dict.fromkeys(names, f"runs/{number}")
+        solved_run(tmp_path, "09", machine=MACHINE | share, **others)
+    for seed, cpu in enumerate(("Abacus 3000", "another")):
+        solved_run(tmp_path, "10", seed, machine=MACHINE | {"cpu": cpu})
     table = table_of(tmp_path)
     labels = ["02 (steps 4)", "02 (steps 2)", "07", "07 (stack 4)", "07 (gamma 0.97)"]
-    assert column(table, "rung") == [*labels, "09 (threads 1)", "09 (threads 2)", "10"]
-    assert column(table, "machine") == ["1"] * 7 + ["2"]  # one and two threads are one machine
+    labels += ["09 (threads 1)", "09", "09 (left_out a part)", "10", "10"]
+    machines = ["1"] * 9 + ["2"]  # one and two threads are one machine
+    assert (table["rung"], table["machine"]) == (labels, machines)
+    drawn = [f"{rung}, machine {one}" for rung, one in zip(labels, machines, strict=True)]
+    assert [*chart.call_args.args[1]] == drawn
+
+
+def test_the_book_stands_beside_its_own_settings(tmp_path) -> None:
+    for settings in ({}, {"amp": True}, {"epsilon_frames": 1.0}, {"gamma": 0.9}):
+        solved_run(tmp_path, "03_parallel", **settings)
+    table = table_of(tmp_path)
+    fps, minutes = (table[f"book: {what} (/ 01's)"] for what in ("FPS", "minutes"))
+    assert [*map(bool, fps)] == [True, True, True, False]  # as `ladder --frames` measures them
+    assert [*map(bool, minutes)] == [True, True, False, False]
 
 
 def test_a_row_names_game_and_settings_that_are_not_compared(tmp_path, capsys, monkeypatch) -> None:
@@ -443,9 +465,9 @@ def test_a_row_names_game_and_settings_that_are_not_compared(tmp_path, capsys, m
     table, rung = table_of(tmp_path, "--curves"), "02_n_envs"
     changed = f"{rung} (batch_size 64, learning_rate 0.0002)"
     rungs = ["01_baseline", "01_baseline (Breakout)", rung, f"{rung} (envs 6)", changed]
-    assert column(table, "rung") == rungs
-    assert column(table, "FPS / 01's") == ["1.00", "1.00", "2.00", "2.00", ""]
-    assert "book: FPS (/ 01's)" not in table[0]  # gamma is none of the book's
+    assert table["rung"] == rungs
+    assert table["FPS / 01's"] == ["1.00", "1.00", "2.00", "2.00", ""]
+    assert "book: FPS (/ 01's)" not in table  # gamma is none of the book's
     out = capsys.readouterr().out
     assert "in all runs that have them: gamma 0.98" in out
     assert "solved: avg_reward reached 18;" in (tmp_path / "table.md").read_text()
@@ -462,15 +484,14 @@ def test_learning_curves_by_frames(tmp_path: Path) -> None:
     """A solved run stays in the median with its last column; one that ended ends it."""
     runs = [(9, 150_000, 18)], [(9, 200_000, -10), (15, 250_000, 6)]
     runs += ([(2, 150_000, -19), (3, 250_000, -18), (4, 400_000, -17)],)
-    for seed, games in enumerate(runs):
-        end = {"frames": games[-1][1], "seconds": 9, "solved": seed == 0}
+    for seed, games in zip((2, 3, 10), runs, strict=True):
+        end = {"frames": games[-1][1], "seconds": 9, "solved": seed == 2}
         write_run(tmp_path, "07_speedrun", seed, games, outcome=end, max_frames=400_000)
-    middle, one, other, _ = table_of(tmp_path, "--every", "100000")
+    table = table_of(tmp_path, "--every", "100000")
     # A game belongs to where it ended; the one at 200,000 frames to the columns before.
-    assert middle["100-200"] == "-10.0 (-19.0 to 18.0) / 1,000"
-    assert (one["200-300"], other["300-400"]) == ("-", "-")
-    assert middle["200-300"] == "6.0 (-18.0 to 18.0) / 1,000"
-    assert middle["300-400"] == "-"
+    assert table["100-200"][0] == "-10.0 (-19.0 to 18.0) / 1,000"
+    assert table["200-300"][:2] == ["6.0 (-18.0 to 18.0) / 1,000", "-"]
+    assert table["300-400"] == ["-", "-", "-", "-17.0 / 1,000"]
 
 
 def test_a_resumed_run_has_its_last_settings_and_gives_way_to_a_finished_one(tmp_path) -> None:
@@ -480,9 +501,9 @@ def test_a_resumed_run_has_its_last_settings_and_gives_way_to_a_finished_one(tmp
     (record,) = read_records(tmp_path)
     assert record.settings["max_frames"] == 0
     assert record.started < resumed
-    assert column(table_of(tmp_path), "FPS") == ["44.0"]
+    assert table_of(tmp_path)["FPS"] == ["44.0"]
     solved_run(tmp_path, "01_baseline", 0, 10, 100)
-    assert column(table_of(tmp_path), "FPS") == ["100"]
+    assert table_of(tmp_path)["FPS"] == ["100"]
     assert "Left out: 1 unfinished runs" in (tmp_path / "table.md").read_text()
 
 
@@ -510,15 +531,17 @@ def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path, capsys, monkeypatc
     assert "no run of a rung" in capsys.readouterr().err
 
 
-def test_it_says_when_precisions_stand_side_by_side(tmp_path: Path) -> None:
+def test_it_says_when_precisions_stand_side_by_side(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     solved_run(tmp_path / "both", "01_baseline")
     solved_run(tmp_path / "both", "07_speedrun", precision="bfloat16")
     solved_run(tmp_path / "one", "01_baseline", amp=True)
     solved_run(tmp_path / "one", "07_speedrun", precision="bfloat16")
     for folder, expected in (("both", True), ("one", False)):
-        rungs = column(table_of(tmp_path / folder), "rung")
-        assert rungs == ["01_baseline" + " (amp 1)" * (not expected), "07_speedrun"]
+        table = table_of(tmp_path / folder)
+        assert table["rung"] == ["01_baseline" + " (amp 1)" * (not expected), "07_speedrun"]
+        assert table["FPS / 01's"] == ["1.00", "1.00" * (not expected)]
         notes = (tmp_path / folder / "table.md").read_text()
         assert ("07_speedrun in bfloat16, the others in float32" in notes) == expected
-    table_of(tmp_path, "--curves")  # runs of one name
-    assert len([*(tmp_path / "curves").iterdir()]) == 4
+    assert main(["table", "both", "one", "--curves"]) == 0  # runs of one name
+    assert len([*(tmp_path / "runs/table/curves").iterdir()]) == 4

@@ -3,9 +3,7 @@
 import operator
 import zlib
 from collections import deque
-from collections.abc import Sequence
 from itertools import chain, count, islice
-from typing import Any
 
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
 from lib.envs.experience import ExperienceSource, Transitions
@@ -33,9 +31,8 @@ class NaiveModel:
     """What the buffer must hold: copies of the stacks, as the wrappers would have made them."""
 
     def __init__(self, capacity: int, stack: int) -> None:
-        self.transitions: deque[tuple] = deque(maxlen=capacity)
-        self.stack = stack
-        self.states: dict[int, list[np.ndarray]] = {}
+        self.transitions, self.stack = deque(maxlen=capacity), stack
+        self.states: dict[int, list[np.ndarray]] = {}  # by environment
 
     def append(self, new: Transitions) -> None:
         first_frames = iter(new.first_frames)
@@ -45,15 +42,15 @@ class NaiveModel:
             state = self.states[env]
             self.states[env] = [*state[1:], frame]
             one, other = (np.stack(frames).tobytes() for frames in (state, self.states[env]))
-            reward, end = float(new.rewards[env]), bool(new.terminated[env])
-            self.transitions.append((one, int(new.actions[env]), reward, end, other))
+            new_one = (column[env].item() for column in (new.actions, new.rewards, new.terminated))
+            self.transitions.append((one, *new_one, other))
 
 
 def unpack(batch) -> set[tuple]:
     """A batch as a set of what the naive model holds."""
     return {
-        (one.numpy().tobytes(), int(action), float(reward), bool(end), other.numpy().tobytes())
-        for one, action, reward, end, other in zip(*batch, strict=True)
+        (one.numpy().tobytes(), *map(torch.Tensor.item, values), other.numpy().tobytes())
+        for one, *values, other in zip(*batch, strict=True)
     }
 
 
@@ -66,12 +63,10 @@ class Stream:
     def step(self, ended: np.ndarray, terminated: np.ndarray, number: int = 0) -> Transitions:
         begins, self.episode_starts = self.episode_starts, ended
         envs = len(begins)
-        first_frames, frames = self._next(begins.sum()), self._next(envs)
+        first, frames = self._next(begins.sum()), self._next(envs)
         actions = (number + np.arange(envs)) % 6
         rewards = (actions % 3 - 1).astype(np.float32)
-        return Transitions(
-            actions, rewards, terminated, frames, begins, first_frames, [None] * envs
-        )
+        return Transitions(actions, rewards, terminated, frames, begins, first, [None] * envs)
 
     def _next(self, n: int) -> np.ndarray:
         frames = b"".join(next(self.frames).to_bytes(4, "big") for _ in range(n))
@@ -110,7 +105,7 @@ def test_samples_are_what_a_list_of_stacks_would_hold(kind, steps, capacity, sta
 def test_samples_are_bit_equal_to_what_the_agent_saw(vector):
     random, seen, acted = np.random.default_rng(0), [], []
 
-    def agent(states: Sequence[Any]) -> np.ndarray:
+    def agent(states):
         seen.extend(map(np.array, states))
         acted.extend(actions := random.integers(6, size=2))
         return actions
@@ -138,8 +133,7 @@ def test_no_transition_is_dropped_before_its_frames_are(kind):
     """With episodes of one step every transition takes two frames; there is room for 38."""
     buffer, model, stream = kind(33, (2, SIZE, SIZE)), NaiveModel(38 // 2, 2), Stream(1)
     for _ in range(200):
-        new = stream.step(np.ones(1, bool), np.ones(1, bool))
-        buffer.extend([new])
+        buffer.extend([new := stream.step(np.ones(1, bool), np.ones(1, bool))])
         model.append(new)
     assert unpack(buffer.sample(1_000)) == set(model.transitions)
 
@@ -177,8 +171,8 @@ def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(scrip
     sizes = (rung(replay_size=size, replay_initial=1, **settings) for size in count(1))
     options = next(options for options in sizes if options.validation_error() is None)
     kind = DeviceReplayBuffer if script == "06_compiled_update" else ReplayBuffer
-    size, stack = options.replay_size, options.preprocessing.stack
-    buffer, model = kind(size, (stack, SIZE, SIZE)), NaiveModel(size, stack)
+    size, shape = options.replay_size, (options.preprocessing.stack, SIZE, SIZE)
+    buffer, model = kind(size, shape), NaiveModel(size, shape[0])
     steps, envs = settings.get("steps", 1), settings.get("envs", 1)
     rng, stream = np.random.default_rng(0), Stream(envs)
     for number in range(2 * size):  # all games but the first are short
@@ -186,11 +180,10 @@ def test_the_smallest_buffer_that_a_rung_accepts_has_all_that_just_arrived(scrip
         buffer.extend(arrived := [stream.step(ended, ended) for ended in ends])
         for step in arrived:
             model.append(step)
-        sampled = unpack(buffer.sample(1_000))
-        newest = list(model.transitions)[-steps * envs :]
-        assert set(newest) <= sampled <= set(model.transitions)
+        held = [*model.transitions]
+        assert {*held[-steps * envs :]} <= unpack(buffer.sample(1_000)) <= {*held}
         if number % 3 == 0:
-            state, buffer = buffer.state_dict(), kind(size, (stack, SIZE, SIZE))
+            state, buffer = buffer.state_dict(), kind(size, shape)
             buffer.load_state_dict(state)
     assert buffer.added > size
 
