@@ -377,7 +377,7 @@ def test_runs_that_did_not_solve_say_how_far_they_came(tmp_path: Path) -> None:
     assert "; ".join(table["minutes"]) == minutes
     assert table["avg_reward"][:3] == ["-19.3", "-21.0", "no game ended"]
     assert table["FPS"][:3] == ["41.5", "44.0", "did not train"]
-    assert '">": a lower bound' in (tmp_path / "table.md").read_text()
+    assert '">" is a lower bound' in (tmp_path / "table.md").read_text()
 
 
 def test_held_out_runs_that_did_not_solve_it_count_as_the_limit(tmp_path: Path) -> None:

@@ -325,4 +325,4 @@ def test_without_a_compiler_it_runs_uncompiled_and_says_so(tmp_path, monkeypatch
     result = program("06_compiled_update", "--run-dir", tmp_path / "runs", *flags)
     assert (result.code, result.error) == (0, "")
     (found,) = [line for line in result.out.splitlines() if line.startswith("left out: ")]
-    assert "the compiled update (compiling needs g++" in found
+    assert "the compiled update (compiling needs a C++ compiler" in found
