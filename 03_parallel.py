@@ -2,9 +2,9 @@
 
 A player process steps the environment and puts its experience on a queue of at most 2 * ``--steps``
 frames. This process empties the queue and takes one gradient step with a batch of 32 * ``--steps``.
-It waits only for an empty queue, and the player only for a full one. If the player is faster, there
-are 2 * ``--steps`` new frames per update, so each frame is sampled half as often as in 01. The
-player acts with the network's live weights, in memory that both processes share. With
+It waits only when the queue is empty, and the player only when it is full. If the player is faster,
+there are 2 * ``--steps`` new frames per update, so each frame is sampled half as often as in 01.
+The player acts with the network's live weights, in memory that both processes share. With
 ``--play-device`` or ``--sync-frames`` it has a copy of its own and refreshes it every few frames.
 As in the chapter, epsilon falls from the first frame on, over ``--steps`` * ``--epsilon-frames``
 frames.

@@ -1,4 +1,4 @@
-"""Features of a device. Runs adapt to these, never to timings, so that a seed repeats a run."""
+"""Features of a device. Runs adapt to these, not to timings."""
 
 import os
 import re

@@ -44,7 +44,7 @@ def show_elapsed(line: str) -> Iterator[None]:
     print_line(line)
     done = threading.Event()
     # The cursor waits at the beginning of the line, so clearing also removes a ^C.
-    layout = "{elapsed} (a minute or two at the first start, later seconds)\r"
+    layout = "{elapsed} (up to two minutes at the first start, then seconds)\r"
     within = bool(tqdm._instances)  # another clock runs already
     with tqdm(bar_format=layout, leave=False, disable=within or None) as clock:
 

@@ -311,7 +311,7 @@ def test_slow_work_shows_its_time_unless_a_bar_is_there_and_leaves_nothing(monke
     before = {*threading.enumerate(), tqdm.monitor}
     with suppress(KeyboardInterrupt), show_elapsed("compiling"):
         assert capsys.readouterr().out == "compiling\n"
-        assert "\r00:00 (a minute or two at the first start" in (shown := screen.getvalue())
+        assert "\r00:00 (up to two minutes at the first start" in (shown := screen.getvalue())
         with show_elapsed("part of it"):
             assert screen.getvalue().count("a minute") == shown.count("a minute") + 1  # redrawn
         raise KeyboardInterrupt
@@ -399,7 +399,7 @@ def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start,
     check("episodes/time_passed", dict(enumerate(games, start=1)))
     check("outcome/minutes", {0: after(64, 45) / 60})
     check("outcome/fps", {0: fps(full, (64, 45))})
-    assert f"frame 20; filling made {fps((0,), full):.0f} FPS, without updates" in run.out
+    assert f"frame 20; until then {fps((0,), full):.0f} FPS, without updates" in run.out
     told = [f"{pace[0]:.0f} FPS", *[f"{pace[1]:.0f} FPS"] * 2]
     told = ["filling", "filling", "training", *told]
     averages = accumulate(range(6), lambda average, reward: 0.98 * average + 0.02 * reward)
@@ -501,7 +501,7 @@ def test_a_run_that_cannot_be_resumed_keeps_its_curves_and_settings(start):
     assert ("outcome/frames", 0, 250.0) in whole[0]
     again = start(of=run, frames=300, other=nn.Linear(1, 1))
     assert again.code == 1
-    assert "has no other: an earlier version saved it" in one_line(again.error)
+    assert "has no other: resume the run with the earlier version" in one_line(again.error)
     assert "resume it with" not in again.out
     assert told() == whole
     file = run.folder / "checkpoints" / "latest.pt"
@@ -510,7 +510,7 @@ def test_a_run_that_cannot_be_resumed_keeps_its_curves_and_settings(start):
         write_checkpoint(file, kept | {part: {}})
         again = start(of=run, frames=300)
         assert again.code == 1
-        assert "an earlier version saved it" in one_line(again.error)
+        assert "the earlier version that saved it" in one_line(again.error)
         assert told() == whole
     write_checkpoint(file, kept)
     assert start(of=run, frames=300).code == 0
@@ -548,7 +548,7 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
     changed = read_checkpoint(place / "latest.pt")
     changed["settings"]["hyperparameters"]["dropout"] = 0.5
     for foreign, message in (
-        (changed, "no setting dropout: an earlier version"),
+        (changed, "no setting dropout: resume "),
         (agent, "is an agent without its run"),
         ({"model": torch.zeros(2)}, "latest.pt is not a checkpoint of this project"),
         ({"settings": Path("/")}, "latest.pt is damaged, or not a checkpoint"),  # it has code
@@ -597,7 +597,7 @@ def test_a_run_is_resumed_while_its_buffer_fills(start):
     again = start(of=run, frames=45, reward=7)
     assert again.code == 0, again.error
     assert "nan" not in run.out  # it has no FPS
-    assert "training begins at frame 20; filling made " in again.out
+    assert "training begins at frame 20; until then " in again.out
     *_, latest, _ = again.checkpoints()
     kept = read_checkpoint(latest)
     assert len(kept["buffer"]["actions"]) == 45
@@ -661,7 +661,7 @@ def test_only_cores_that_others_use_are_told_and_left_to_them(start, monkeypatch
         monkeypatch.setattr(torch, "set_num_threads", Mock())
         run = start(*flags, frames=25)
         assert torch.set_num_threads.call_args_list[0].args == (threads,)
-        assert (f"{free} of 4 cores free" in run.out) == told
+        assert (f"{free} of 4 cores are free" in run.out) == told
 
 
 def test_a_run_leaves_a_notebook_as_it_was(start, monkeypatch):

@@ -178,9 +178,9 @@ def test_a_new_run_begins_with_trained_weights(script, source, trained, program,
     if script == "01_baseline":
         assert "1 frame and 0 updates" in result.out
         assert "nan" not in result.out
-        assert "begins with the weights" in result.out
+        assert "initial weights: " in result.out
         again = program(script, "--resume", run, "--max-frames", 2).out
-        assert "begins with the weights" not in again
+        assert "initial weights: " not in again
     (before, _), (now, _) = map(read_agent, (trained(source).folder, run))
     kept = read_checkpoint(find_checkpoint(run))
     target = kept.get("target_net", kept["net"].get("weights"))

@@ -243,7 +243,7 @@ class FrameStack(gym.Wrapper):
 
 
 class LifeStack(FrameStack):
-    """Repeat the first frame after a lost life, too, as the vector environments do."""
+    """Also fill the stack with the first frame after a lost life, as vector environments do."""
 
     def step(self, action: Any) -> StepResult:
         ale = self.unwrapped.ale  # type: ignore[attr-defined]

@@ -120,7 +120,7 @@ class TensorVectorEnv:
         self.states.copy_(self._preprocessing.transform(frames).expand_as(self.states))
 
     def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Play all games with these actions, int64 (n,): indices into the actions in use.
+        """Step all games with actions, int64 (n,): indices into ``Preprocessing.actions``.
 
         Returns:
             Rewards clipped to their sign, float32 (n,), and whether games ended, bool (n,). The

@@ -173,7 +173,7 @@ class CapturedForward:
 
             return call
 
-        with unchanged(device):  # both draw random numbers
+        with unchanged(device):  # capturing and compiling may draw random numbers
             if is_asynchronous(device) and alone:
                 self._call = try_optimised("the CUDA graph that chooses actions", function, capture)
             elif compiled and not is_asynchronous(device) and compiles(device):

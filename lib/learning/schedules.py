@@ -27,7 +27,7 @@ class LinearSchedule:
 class WinRate:
     """Share of points won, 0 to 1, an exponential moving average over ``points``.
 
-    It follows the agent sooner than the smoothed reward, because a game has 21 points or more.
+    It reacts sooner than the smoothed reward, because a game has 21 points or more.
     """
 
     def __init__(self, points: int = 300) -> None:

@@ -1,7 +1,7 @@
 """A player in a process of its own, and the bounded queue between it and the trainer.
 
 The queue is a duplex pipe. The player sends its steps, and the trainer answers with the number of
-steps it has taken. A player that is ``bound`` steps ahead waits for this answer.
+steps it has received. A player that is ``bound`` steps ahead waits for this answer.
 
 If one process dies, the other notices at once; a ``multiprocessing.Queue`` could hang.
 """
@@ -30,7 +30,7 @@ from torch import multiprocessing, nn
 
 WAIT_SECONDS = 1.0  # between checks whether the trainer was asked to stop
 EXIT_SECONDS = 10.0  # for a player to end by itself, which takes long on a GPU or a busy machine
-START_SECONDS = 120.0  # for the start and the first step, if the time limit is shorter
+START_SECONDS = 120.0  # least time limit for the start and the first step
 
 
 class ExperienceQueue:
@@ -213,7 +213,7 @@ def signals_blocked(numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
 
 
 def _run_player(pipe: Connection, bound: int, target: Callable[..., None], packed: bytes) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Windows blocks nothing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # not blocked on Windows
     prepare_torch(seed=0)  # random numbers come from lib.seeds
     torch.set_num_threads(1)  # enough for one state at a time
     exit_code = 0

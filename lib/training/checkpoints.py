@@ -1,4 +1,4 @@
-"""Checkpoints of a run: RUN_DIR/checkpoints/ has latest.pt, previous.pt, best.pt and solved.pt.
+"""Checkpoints, in a run's folder checkpoints/: latest.pt, previous.pt, best.pt and solved.pt.
 
 A checkpoint holds the training state, the settings and the lengths of the event files. A resumed
 run cuts the files to these lengths. A file gets its final name once it is on the disk, so there is
@@ -48,7 +48,7 @@ def list_runs(folder: Path, script: str = "*") -> str:
     runs = [run.parent for run in folder.glob(f"{script}-*/{FOLDER}")]
     runs.sort(key=lambda run: (run / FOLDER).stat().st_mtime, reverse=True)
     names = "".join(f"  {run}\n" for run in runs[:NEWEST])
-    return names and f"name a run in {folder}, the newest are\n{names}"
+    return names and f"choose a run in {folder}; the newest:\n{names}"
 
 
 def read_latest(folder: Path) -> tuple[Path, dict[str, Any], str | None]:
@@ -144,7 +144,7 @@ def load_checkpoint(
         try:
             part.load_state_dict(checkpoint.pop(name))
         except KeyError as error:
-            hint = "an earlier version saved it, so resume it with that version"
+            hint = "resume the run with the earlier version that saved it"
             raise CheckpointError(f"the checkpoint has no {error.args[0]}: {hint}") from None
 
     for name, part in saved.items():

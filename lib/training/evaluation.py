@@ -1,6 +1,6 @@
 """Games of a trained network: the trial before training ends, and the games after it.
 
-A vector environment plays them all at once; ``play.py`` plays one by one, with pictures.
+Vector environments play them together; ``play.py`` plays one by one, with pictures.
 """
 
 import statistics
@@ -175,7 +175,7 @@ class Trial:
 
 
 def run_trial(agent: QFunction, engine: Engine, run: Run) -> Trial:
-    """Play ``--trial-games`` new games at once, until one is lost or a signal arrives.
+    """Play ``--trial-games`` new games together, until one is lost or a signal arrives.
 
     The run's seed and frame determine the games, which begin with FIRE and up to 58 no-ops.
     """

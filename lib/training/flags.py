@@ -19,7 +19,7 @@ from lib.training.options import Options, unwritable
 
 GROUPS = ("run", "learning", "playing", "wrappers")  # of --help, in this order
 PLACES = ("cuda", "device", "play_device")  # where a run computes; it may move when resumed
-NEAR = 0.84  # similarity of a typo: seeds counts as --seed, n-steps does not count as --steps
+NEAR = 0.84  # similarity of a typo: "seeds" matches --seed, "n-steps" does not match --steps
 SYNONYMS = {"gpu": "--cuda", "cpu": "--device cpu", "load": "--init-from", "games": "--episodes"}
 SYNONYMS |= dict.fromkeys(("n-envs", "num-envs"), "--envs")
 SYNONYMS |= dict.fromkeys(("logdir", "tensorboard-log", "run-name", "exp-name"), "--run-dir")
@@ -74,7 +74,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     if params.resume:
         settings, played, solved = _settings_of(params.resume, parser)
         if gone := sorted(settings.keys() - entries.keys()):
-            hint = f"an earlier version began the run in {params.resume}, so use that"
+            hint = f"resume {params.resume} with the earlier version that began it"
             parser.error(f"--resume: this version has no setting {', '.join(gone)}: {hint}")
         place = Path(params.resume).resolve().parent
         if "run_dir" in given and Path(params.run_dir).resolve() != place:

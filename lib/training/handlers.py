@@ -55,8 +55,8 @@ def attach_handlers(
         epsilon: the schedule, by frame.
         saved: parts of checkpoints, each with ``state_dict`` and ``load_state_dict``; one is
             ``net``. A resumed run loads them here.
-        make_agent: returns the agent that would be saved now. Training ends only if it wins its
-            trial, see ``lib.training.evaluation``; None: avg_reward alone decides.
+        make_agent: returns the agent that would be saved now. The game is solved only if it wins
+            its trial, see ``lib.training.evaluation``; None: avg_reward alone decides.
     """
     engine.logger = Logger("unheard", CRITICAL + 1)  # lib.training.launch reports a failure, once
     if run.params.init_from and not run.checkpoint:
@@ -116,7 +116,7 @@ def stop_when_solved(
     @engine.on(PlayEvents.EPISODE_COMPLETED)
     def look() -> None:
         nonlocal next_trial
-        # More games may end in the step that solved it.
+        # Other games may end in the same step.
         if goal is None or state.avg_reward < goal or not state.iteration or state.solved:
             return
         if math.isnan(state.reached["frames"]):
@@ -141,7 +141,7 @@ def load_weights(saved: dict[str, Any], run: Run) -> None:
     except (KeyError, RuntimeError):
         message = f"--init-from: the network of {place} does not fit {run.script}"
         raise CheckpointError(message) from None
-    print_line(f"begins with the weights of {place}")
+    print_line(f"initial weights: {place}")
 
 
 class Speed:

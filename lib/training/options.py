@@ -76,7 +76,7 @@ class CommonOptions:
     resume: str = resume_option(
         "",
         "resume the run in this folder, with its settings; --max-frames, --stop-reward, "
-        "--device, --threads and --checkpoint-every may change",
+        "--threads, --checkpoint-every, devices and timeouts may change",
     )
     init_from: str = run_option(
         "", "begin a new run with the weights of this checkpoint, or of the run in this folder"
@@ -111,7 +111,7 @@ class CommonOptions:
 
     def torch_threads(self, free: int) -> int:
         """Return how many threads torch uses if this many cores are free."""
-        # With a GPU, more would wait for each other to copy a batch, and take cores from the games.
+        # With a GPU, more threads would only wait while copying, and take cores from the games.
         return self.threads or (free if self.training_device.type == "cpu" else 1)
 
     def notices(self) -> Iterator[str]:
@@ -171,7 +171,7 @@ class ReplayOptions(CommonOptions):
 
     def _least_replay_size(self) -> int:
         envs, stack = getattr(self, "envs", 1), self.preprocessing.stack
-        if message := getattr(self, "message_steps", 0):  # with the frames that it repeats
+        if message := getattr(self, "message_steps", 0):  # messages repeat frames
             return envs * (message + getattr(self, "n_steps", 1) + stack - 1)
         # A step stores a frame, or two if an episode begins; a state goes back ``stack`` steps.
         return 2 * envs * (getattr(self, "steps", 1) + stack)
@@ -181,9 +181,9 @@ class ReplayOptions(CommonOptions):
 class PlayerOptions(ReplayOptions):
     """Settings of rungs whose player is a separate process."""
 
-    batch_size: int = option(32, "transitions per update, multiplied by --steps", low=1)
+    batch_size: int = option(32, "transitions per update, times --steps", low=1)
     epsilon_frames: int = decay_option(
-        "frames over which epsilon falls, multiplied by --steps, from the first frame on"
+        "frames, times --steps, over which epsilon falls, from the first one on"
     )
     play_device: str = playing_option("", "device for the player's own network copy (cpu, cuda:1)")
     sync_frames: int = playing_option(

@@ -18,7 +18,7 @@ class SpeedrunOptions(PrecisionOptions):
     batch_size: int = option(64, "frames per update, from the last rollout", low=1, high=65_536)
     epochs: float = option(4.0, "how often each frame is used at the start", low=0.01)
     epochs_final: float = option(1.0, "the same at the end", low=0.01)
-    averaged: int = option(1_000, "updates in the average of weights at the end", low=1)
+    averaged: int = option(1_000, "span of the average of weights at the end, in updates", low=1)
     envs: int = playing_option(32, "environments, stepped together", low=1, high=16_384)
     rollout: int = playing_option(64, "frames of each environment in a rollout", low=1, high=1_024)
     trial_games: int = option(
@@ -30,7 +30,7 @@ class SpeedrunOptions(PrecisionOptions):
     )
     q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", low=0, high=1)
     stack: int = wrapper_option(2, "stacked frames per state", low=1, high=16)
-    # Epsilon falls by equal factors, so it cannot reach 0.
+    # The floor of epsilon falls by equal factors, so it cannot reach 0.
     epsilon_final: float = playing_option(
         0.01, "probability of a random action at the end", low=1e-6, high=1
     )
@@ -113,4 +113,4 @@ class ThousandsOptions(EmulatorOptions):
     games_per_warp: int = playing_option(
         0, "games per warp of the GPU; 0: the emulator's default", low=0, high=32
     )
-    terminal_on_point: bool = option(False, "returns end with each point")
+    terminal_on_point: bool = option(False, "end returns at each point")
