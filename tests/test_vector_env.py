@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pong_emulator
 from lib.envs.experience import Episode, Transitions
-from lib.envs.gpu_vector_env import TensorVectorEnv
+from lib.envs.gpu_vector_env import TensorVectorEnv, emulated_games
 from lib.envs.preprocessing import PONG_ACTIONS, PONG_ROWS, Preprocessing
 from lib.envs.vector_env import StackedVectorEnv, VectorExperienceSource, ale_games, fast_games
 from lib.parallel.worker import ClusterOptions
@@ -76,6 +76,15 @@ def test_players_of_a_cluster_have_games_of_one_thread_with_their_settings() -> 
             games.recv()
         assert np.array_equal(mine.states, other.states)
     assert {*threading.enumerate()} == before
+
+
+def test_games_without_a_gpu_have_as_many_threads_as_torch(monkeypatch) -> None:
+    monkeypatch.setattr("lib.envs.gpu_vector_env.cores", lambda: 2)
+    before = {*threading.enumerate()}
+    games = emulated_games(N, torch.device("cpu"), PONG, games_per_warp=0)
+    games.reset(seed=0)
+    games.step(np.zeros(N, np.int64))
+    assert {*threading.enumerate()} == before  # torch has one here
 
 
 def test_a_lost_life_in_ale_ends_an_episode_and_the_game_goes_on() -> None:
