@@ -51,8 +51,7 @@ def test_trains_and_leaves_its_record(script, trained):
     assert (result.code, result.error) == (0, "")
     begin = rf"run folder \S+ {script} in b?float\d+ on device cpu.* threads 1, .* torch 2\."
     assert re.match(begin, " ".join(result.out.split()))
-    begins = re.findall(r"; ([a-z ]+) made [\d,]+ FPS, without updates", result.out)
-    assert begins == ["first rollout" if script in SPEEDRUNS else "filling"]
+    assert re.search(r"; until then [\d,]+ FPS, without updates", result.out)
     assert "left out" not in result.out  # 08 is compiled, and learns what it learns uncompiled
     assert re.search(r"episode +1 +reward +-?\d+ +avg +-.* \d:\d\d:\d\d$", result.out, re.MULTILINE)
     assert result.out.splitlines()[-1].startswith("frame limit reached in 0:0")
