@@ -140,7 +140,10 @@ class FakeGpu(BackendModule):
             self.graph.record(func, cpu_args, cpu_kwargs, result)
         else:
             self.launches += not func.is_view
-        there = lambda held: here[id(held)] if id(held) in here else GpuTensor(held)  # noqa: E731
+
+        def there(held: torch.Tensor) -> GpuTensor:
+            return here[id(held)] if id(held) in here else GpuTensor(held)
+
         return pytree.tree_map_only(torch.Tensor, there, result)
 
     def ended(self, pool: object) -> None:

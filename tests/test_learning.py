@@ -89,7 +89,8 @@ def test_a_network_is_its_plain_layers_and_sees_each_state_less_its_brightness(n
     alone = torch.cat([net(frames[i : i + 1]) for i in range(8)])
     with torch.no_grad():  # it acts as it learns
         without_gradients = net(frames)
-    for found in (net(frames), again(frames), alone, without_gradients, net(frames + 100)):
+    assert torch.equal(again(frames), net(frames))
+    for found in (net(frames), alone, without_gradients, net(frames + 100)):
         torch.testing.assert_close(found, values)
     pixels = pixels.to(memory_format=torch.channels_last)
     given = pixels.clone().requires_grad_()
@@ -108,13 +109,16 @@ def test_a_picture_that_is_too_small_is_refused(network, least):
 
 
 def test_bellman_loss_by_hand():
-    q = torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.5, 0.0]])
+    q = torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.5, 0.0]], requires_grad=True)
     next_q = torch.tensor([[10.0, 20.0], [30.0, 40.0], [-1.0, -2.0]])
     terminated, rewards = torch.tensor([False, True, False]), torch.tensor([1.0, -1.0, 0.5])
     batch = Batch(q, torch.tensor([1, 0, 0]), rewards, terminated, q)
     loss = bellman_loss(q, next_q, batch, gamma=0.9)
     errors = [2.0 - (1.0 + 0.9 * 20.0), 3.0 - (-1.0), 0.5 - (0.5 + 0.9 * -1.0)]
     assert loss.item() == pytest.approx(sum(e * e for e in errors) / 3)
+    loss.backward()
+    expected = [[0.0, 2 / 3 * errors[0]], [2 / 3 * errors[1], 0.0], [2 / 3 * errors[2], 0.0]]
+    torch.testing.assert_close(q.grad, torch.tensor(expected))
 
 
 def test_a_schedule_follows_the_share_of_points_won() -> None:

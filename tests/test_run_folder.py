@@ -399,7 +399,7 @@ def test_times_are_those_of_the_clock_without_the_pause_between_two_parts(start,
     check("episodes/time_passed", dict(enumerate(games, start=1)))
     check("outcome/minutes", {0: after(64, 45) / 60})
     check("outcome/fps", {0: fps(full, (64, 45))})
-    assert f"frame 20; until then {fps((0,), full):.0f} FPS, without updates" in run.out
+    assert f"frame 20; filling ran at {fps((0,), full):.0f} FPS, without updates" in run.out
     told = [f"{pace[0]:.0f} FPS", *[f"{pace[1]:.0f} FPS"] * 2]
     told = ["filling", "filling", "training", *told]
     averages = accumulate(range(6), lambda average, reward: 0.98 * average + 0.02 * reward)
@@ -530,7 +530,8 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
         assert everything(run.folder) == before
         return one_line(again.error)
 
-    assert "--run-dir: " in one_line(ends(main, "tiny.py", "--run-dir", "/proc/nothing").error)
+    nowhere = ends(main, "tiny.py", "--run-dir", "/proc/nothing")
+    assert (nowhere.code, "--run-dir: " in one_line(nowhere.error)) == (2, True)
     assert "is a run of tiny.py" in refused(script="other.py")
     assert "--run-dir: a resumed run stays in its folder" in refused("--run-dir", "elsewhere")
     assert "--learning-rate" in refused("--learning-rate", "1e-3")
@@ -597,7 +598,7 @@ def test_a_run_is_resumed_while_its_buffer_fills(start):
     again = start(of=run, frames=45, reward=7)
     assert again.code == 0, again.error
     assert "nan" not in run.out  # it has no FPS
-    assert "training begins at frame 20; until then " in again.out
+    assert "training begins at frame 20; filling ran at " in again.out
     *_, latest, _ = again.checkpoints()
     kept = read_checkpoint(latest)
     assert len(kept["buffer"]["actions"]) == 45

@@ -51,7 +51,8 @@ def test_trains_and_leaves_its_record(script, trained):
     assert (result.code, result.error) == (0, "")
     begin = rf"run folder \S+ {script} in b?float\d+ on device cpu.* threads 1, .* torch 2\."
     assert re.match(begin, " ".join(result.out.split()))
-    assert re.search(r"; until then [\d,]+ FPS, without updates", result.out)
+    begins = re.findall(r"; ([a-z ]+) ran at [\d,]+ FPS, without updates", result.out)
+    assert begins == ["first rollout" if script in SPEEDRUNS else "filling"]
     assert "left out" not in result.out  # 08 is compiled, and learns what it learns uncompiled
     assert re.search(r"episode +1 +reward +-?\d+ +avg +-.* \d:\d\d:\d\d$", result.out, re.MULTILINE)
     assert result.out.splitlines()[-1].startswith("frame limit reached in 0:0")
@@ -215,6 +216,8 @@ BAD = """
 01_baseline --learning-rate -1
 01_baseline --stop-reward nan
 01_baseline --replay-size 10
+01_baseline --replay-size 100000000
+01_baseline --env ALE/Pong-v5
 01_baseline --epsilon-final 1.0 --epsilon-start 0.5
 01_baseline --device cuda:99
 01_baseline --no-cuda --device cuda

@@ -54,7 +54,7 @@ class Terminal:
 
     def training_begins(self, engine: Engine) -> None:
         state = engine.state
-        reason = f"; until then {state.avg_fps:,.0f} FPS, without updates"
+        reason = f"; {self.before_training} ran at {state.avg_fps:,.0f} FPS, without updates"
         full = 0 < self.initial <= self.before  # of the resumed run
         print_line(f"training begins at frame {state.frames:,}{'' if full else reason}")
 
