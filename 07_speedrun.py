@@ -105,7 +105,7 @@ def train(params: Options, run: Run) -> None:
 
     saved = {"net": net, "explore": explore, "points": win_rate}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)  # if lost: explore
+    engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)  # lost: epsilon rises
     engine.run(collect())
     evaluate(net.agent(), run)
 

@@ -22,6 +22,6 @@ def resumed_seed(seed: int, frames: int) -> int:
 def game_seeds(seed: int, count: int, purpose: int = GAMES, *numbers: int) -> np.ndarray:
     """Draw seeds of games, int64 (count,), from [2**30, 2**31).
 
-    ALE takes 31-bit seeds, and ``lib.training.evaluation`` uses those below 2**30.
+    ALE takes 31-bit seeds, and games after training use those below 2**30.
     """
     return stream(seed, purpose, *numbers).integers(2**30, 2**31, size=count)

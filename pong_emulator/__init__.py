@@ -85,8 +85,8 @@ def PongVectorEnv(  # noqa: N802, used like a class
         device: cpu or cuda, where arrays are torch tensors (see ``cuda.py``).
         threads: CPU threads that play, without the interpreter's lock; 0: one per core; 1: the
             caller's own.
-        games_per_warp: games, 1 to 32, that wait for each other's branches on a GPU; 0: as few as
-            let all games play at once.
+        games_per_warp: on a GPU, games that run in lockstep, 1 to 32; 0: as few as let all games
+            play at once.
         stack: frames per observation; a new game begins with black ones.
         frame_skip: emulated frames per action.
         max_pool: take the maximum of the last two emulated frames in grey, not the last one alone.

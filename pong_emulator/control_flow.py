@@ -141,7 +141,7 @@ def _next_addresses(program: Program, instruction: Instruction) -> list[int]:
 
 
 def _routine(program: Program, entry: int, others: set[int], *entries: int) -> Routine:
-    """Cut the code that the entries reach into blocks; ``others`` enter other routines."""
+    """Return the code that the entries reach, in blocks; ``others`` enter other routines."""
     code: dict[int, Instruction] = {}
     starts, waiting = {entry, *entries}, [entry, *entries]
     while waiting:

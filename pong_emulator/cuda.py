@@ -33,7 +33,7 @@ if not hasattr(np, "row_stack"):  # NumPy 2.5 has removed it, and numba-cuda 0.3
 WARP = 32  # threads that execute each instruction together
 WARPS = 16  # warps that run on a processor at once: ``play`` takes 86 registers
 VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
-ROWS = 80  # different rows that a picture can have; Pong's have 40
+ROWS = 80  # different rows that a picture can have; Pong's have up to 40
 WATCH = DRAWS // 4  # steps from one check of the device's counts to the next
 numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a few games are a few blocks, which is fine
 # Numba's simulator plays in Python, in the CPU's memory, to test kernels without a GPU.
@@ -308,7 +308,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     def check(self, counts: np.ndarray) -> None:
         """Check the counts of some steps ago, and draw new no-ops in place of used ones.
 
-        Call it at least once between a game's resets number ``DRAWS // 4`` and ``DRAWS``.
+        Call it at least once after a game's reset ``DRAWS // 4`` and before its reset ``DRAWS``.
 
         Raises:
             EmulatorError: a picture could not be drawn correctly, or no-ops ran out.

@@ -22,13 +22,13 @@ def scratch() -> Scratch:
 
 @entry_point
 def reset_games(s, begin, end, beginning, noops, shades, seen, work, observations):
-    """Begin new games, and return the largest number of changes of a picture.
+    """Begin new games, and return the most changes logged for a picture.
 
     Args:
         s: int32 (FIELDS, games), the state.
         begin, end: the games to reset, [begin, end).
         beginning: int32 (FIELDS,), the state of a new game.
-        noops: int32 (draws, games), emulated frames until the agent plays, with FIRE, by reset.
+        noops: int32 (draws, games), frames of FIRE and no-ops; row ``n`` is for reset ``n``.
         shades: uint8 (256,), how colours are shown.
         seen: the rows of an observation that are drawn, [first, last).
         work: from ``scratch``.
@@ -47,7 +47,7 @@ def reset_games(s, begin, end, beginning, noops, shades, seen, work, observation
 def step_games(
     s, begin, end, shades, seen, work, actions, settings, before, observations, rewards, over, cut
 ):
-    """Step games, and return the largest number of changes of a picture; ended games stay ended.
+    """Step games, and return the most changes logged for a picture; ended games stay ended.
 
     Args:
         s, begin, end, shades, seen, work: as for ``reset_games``.
@@ -132,7 +132,7 @@ def log_of(bank, number):
 
 @compiled
 def reset(s, g, beginning, noops):
-    """Begin a new game, and play its no-ops; its other picture is black."""
+    """Begin a new game, and play its no-ops; the first of its two pictures is black."""
     drawn = s[NOOPS_DRAWN, g]
     count = noops[drawn, g]
     for field in range(len(beginning)):
@@ -161,9 +161,9 @@ def observe(s, g, shades, seen, work, max_pool, small):
 
 @compiled
 def observe_cut_step(s, g, shades, seen, work, small):
-    """Draw the last observation of a game, which does not show the game's last picture.
+    """Draw the last observation of a game that ended in the last emulated frame of a step.
 
-    The maximum of the previous observation's two pictures is still in its place.
+    Instead of that frame, it shows the two pictures of the previous observation.
     """
     lines, columns = lines_of(seen), (0, WIDTH)
     look, rows_a, row_of_a, rows_b, row_of_b, sums, rows_c, row_of_c = work

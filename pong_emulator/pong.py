@@ -67,6 +67,6 @@ def _power_on(s):
 
 def new_game() -> np.ndarray:
     """Return the state at the beginning of a game, int32 (FIELDS,)."""
-    state = np.zeros((FIELDS, 2), np.int32, order="F")  # two games, for Numba's usual layout
+    state = np.zeros((FIELDS, 2), np.int32, order="F")  # one column would be in C order, too
     _power_on(state)
     return state[:, 0]

@@ -56,7 +56,7 @@ def shrink(rows_a, row_of_a, rows_b, row_of_b, seen, sums, small):
         a0, a1, a2 = row_of_a[top], row_of_a[top + 1], row_of_a[top + 2]
         b0, b1, b2 = row_of_b[top], row_of_b[top + 1], row_of_b[top + 2]
         above = max(y - 1, 0) * LINE_UNITS >> 1
-        alike = y > first and row_of_a[above] == a2 and row_of_b[above] == b2  # six lines
+        alike = y > first and row_of_a[above] == a2 and row_of_b[above] == b2  # the same as above
         if alike and not halves:
             for x in range(SIZE):
                 small[y, x] = small[y - 1, x]

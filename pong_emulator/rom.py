@@ -10,13 +10,13 @@ SHA256 = "41623e3c26148f96cbe77d56512845d224a63c8fe5bf90e38527155e39ec96d3"
 SIZE = 2048  # bytes; the processor sees them twice in the 4 KB of a cartridge
 FIRST = 0xF000  # the address of the first byte, as the program uses it
 
-# Facts that do not follow from the jumps, found by running the program.
+# Facts that the code does not show, found by running the program.
 PICTURE_END = 0xF0CC  # the instruction that clears VSYNC
-INDIRECT = {0xF19B: 0xF386, 0xF1A4: 0xF3F5}  # indirect jumps, in the first of its games
+INDIRECT = {0xF19B: 0xF386, 0xF1A4: 0xF3F5}  # indirect jumps, in the cartridge's first game
 ALWAYS = {0xF01D}  # branches that are always taken: BEQ behind LDY #00
 
 # Bytes of RAM, counted from 0x80; their meaning was found by watching them.
-CLOCK = 9  # emulated frames, in units of 256; 8 has the rest. When it reaches 256, after 18
+CLOCK = 9  # emulated frames // 256; byte 8 has the rest. When it reaches 256, after 18
 # minutes, the program assumes that nobody plays: no ball, other points, changing colours.
 POINTS_B, POINTS_A = 13, 14  # of the program's player and the agent
 BALL_Y = 54  # 0: there is no ball

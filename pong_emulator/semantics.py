@@ -187,7 +187,7 @@ def _store(i: Instruction, value: str) -> Iterator[Step]:
 
 
 def _tia_write(register: int, value: str) -> Iterator[Step]:
-    text = TIA_WRITES.get(register, "pass")  # the others make sound, or are not connected
+    text = TIA_WRITES.get(register, "pass")  # Pong's first game needs no others
     if text != "pass":
         yield Step(text.format(value))
 

@@ -1,8 +1,8 @@
 """The state of a game: one column of numbers, read from top to bottom.
 
-All games are an array ``s``, int32 (FIELDS, games), in which the numbers of a game lie side by
-side. Clocks are colour clocks of the television, three to a cycle of the processor. Both count from
-the line in which the last picture was completed.
+All games are an array ``s``, int32 (FIELDS, games), in which the numbers of a game are neighbours
+in memory. Clocks are colour clocks of the television, three to a cycle of the processor. Both count
+from the line in which the last picture was completed.
 """
 
 from itertools import count
@@ -59,8 +59,8 @@ EMULATED_FRAMES = next(_fields)  # of this game
 PLAYED_FRAMES = next(_fields)  # the emulated frames that the agent played
 NOOPS_DRAWN = next(_fields)  # resets of this game since it was seeded
 
-# Logs of pictures. An observation is made of two pictures. If a game ends in the middle of a step,
-# it also needs the two of the previous step: hence two banks of two logs.
+# Logs of pictures. An observation is made of two pictures. If a game ends in the last emulated
+# frame of a step, it also needs those of the previous step: hence two banks of two logs.
 LOG = next(_fields)  # first field of the log being written; 0: none
 BANK = next(_fields)  # 0 or 1: the bank of the last observation
 LOGS = next(_fields)  # the first of four

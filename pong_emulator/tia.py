@@ -53,7 +53,7 @@ def collide(s, g, clock):
         return
     for pixel in range(1 << (s[CTRLPF, g] >> 4 & 3)):
         x = (s[POSBL, g] + pixel) % WIDTH
-        before = LINE - 1 - BLANK - x  # (clock + before) // LINE lines have reached it
+        before = LINE - 1 - BLANK - x  # (clock + before) // LINE: how often the beam reached x
         if (end + before) // LINE > (begin + before) // LINE:
             if playfield_at(s[CTRLPF, g], s[PF0, g], s[PF1, g], s[PF2, g], x >> 2):
                 s[CXPF, g] = 0x80

@@ -205,7 +205,7 @@ class Writer:
             out |= ways_out([statement])
 
     def write(self, statements: list, cycles: int = 0, loop: Loop | None = None) -> list[str]:
-        """Return the lines of statements, ``cycles`` after ``t``, in a loop if there is one."""
+        """Return the lines of statements inside ``loop``; ``t`` still lacks ``cycles``."""
         lines: list[str] = []
         out: set[int] = set()
         for statement in statements:

@@ -156,7 +156,7 @@ class BasePongVectorEnv(VectorEnv):
         self._check_turn("screen")
         if i not in range(self.num_envs):
             raise IndexError(f"there is no game {i}, there are 0 to {self.num_envs - 1}")
-        state = np.zeros((FIELDS, 2), np.int32, order="F")  # two games, for Numba's usual layout
+        state = np.zeros((FIELDS, 2), np.int32, order="F")  # one column would be in C order, too
         state[:, 0] = self._here(self._state[:, i])
         picture = np.empty((LINES, WIDTH), np.uint8)
         draw_game(state, 0, COLOURS, scratch(), picture)

@@ -40,9 +40,9 @@ class ExperienceSource:
     Iterating yields lists of ``steps`` steps. Each step chooses all actions before playing any.
 
     A game's state is spread over the emulator and all wrappers, so a checkpoint stores each game's
-    beginning and actions, and loading replays them. The beginning includes the emulator's state
-    after the previous game, because ALE randomises the RAM of some games. Replaying fails with
-    other randomness, such as sticky actions.
+    beginning and actions, and loading replays them. The beginning includes the emulator and its
+    random numbers, since ALE randomises the RAM of some games. Replaying fails with other
+    randomness, such as sticky actions.
 
     Args:
         envs: Atari games whose observations are ``LazyFrames``.

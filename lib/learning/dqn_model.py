@@ -71,7 +71,7 @@ class DQN(nn.Module):
         """Scale states to [0, 1] and subtract each state's mean: the input of the convolutions.
 
         Most pixels are background, which adds the same number to a unit's input in every state.
-        Otherwise Adam's first updates cancel this shift, which may leave a layer of dead ReLUs.
+        Adam's first updates would cancel this shift, which may leave a layer of dead ReLUs.
         """
         # Convert and reorder (or copy) in one pass; scale and centre in place.
         dtype = next(self.conv.parameters()).dtype

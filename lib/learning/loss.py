@@ -41,8 +41,8 @@ def lambda_returns(
 
     Args:
         rewards: float32, (time, environments), like the returns.
-        dones: 1.0 where a game ended with the step, (time, environments). Returns stop there, even
-            after a truncation.
+        dones: 1.0 where an episode ended with the step, (time, environments). Returns stop there,
+            even after a truncation.
         values: greedy value of each state, and of the states after the last step, (time + 1,
             environments).
         gamma: discount per agent step.

@@ -176,7 +176,7 @@ class ReplayBuffer(ReplayRings):
 
     Args:
         capacity: transitions to hold. ``capacity // 16`` extra frames hold the beginnings of
-            episodes; if episodes are too short for that, transitions are dropped earlier.
+            episodes; if episodes are shorter than 16 on average, transitions are dropped earlier.
         observation_shape, device, seed: as for ``ReplayRings``.
     """
 

@@ -25,7 +25,7 @@ class MixedWeights:
     Source: Kingma and Ba, arXiv:1412.6980; Micikevicius et al., arXiv:1710.03740, for the copies.
 
     Args:
-        network: provides the first weights and runs with the copies; its own do not change.
+        network: provides the first weights, which do not change, and runs with the copies.
         learning_rate, epsilon: of Adam.
         float32_layers: layers whose copies stay in float32, as prefixes of their names.
     """

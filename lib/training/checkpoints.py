@@ -1,8 +1,8 @@
 """Checkpoints, in a run's folder checkpoints/: latest.pt, previous.pt, best.pt and solved.pt.
 
 A checkpoint holds the training state, the settings and the lengths of the event files. A resumed
-run cuts the files to these lengths. A file gets its final name once it is on the disk, so there is
-always a whole one; ``previous.pt`` stands in for a damaged ``latest.pt``.
+run cuts the files to these lengths. A checkpoint gets its final name once it is on the disk, so
+there is always a whole one; ``previous.pt`` stands in for a damaged ``latest.pt``.
 """
 
 import math
@@ -35,8 +35,7 @@ class CheckpointError(Exception):
 
 
 def find_checkpoint(path: Path, *kinds: str) -> Path:
-    """Return a path that is a file, or the first of these kinds (or of ``KINDS``) in a run
-    folder."""
+    """Return ``path`` if it is a file, or a run folder's first of ``kinds`` (or ``KINDS``)."""
     for file in (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds or KINDS)):
         if file.is_file():
             return file

@@ -161,7 +161,7 @@ def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callab
     """Return a function that converts a flag's text to a number and checks its limits."""
 
     def convert(text: str) -> Any:
-        # Accept 100_000, 100,000 and 1e5; in a float, a comma may be a decimal point.
+        # Accept 100_000, 100,000 and 1e5, but no comma in a float: it may be a decimal point.
         grouped = kind is int and re.fullmatch(r"\d{1,3}(,\d{3})+", text)
         digits = text.replace(",", "") if grouped else text
         try:

@@ -107,8 +107,8 @@ def stop_when_solved(
 ) -> None:
     """Stop when the game is solved, but not before the first update or without a goal.
 
-    Once avg_reward has reached the goal, ``passes`` is asked, then again every ``trial_every``
-    episodes. Attach this after curves and terminal, which show the decisive game first.
+    While avg_reward is at the goal, ``passes`` is asked, at most every ``trial_every`` episodes.
+    Attach this after curves and terminal, which show the decisive game first.
     """
     state = engine.state
     next_trial = 0

@@ -1,8 +1,8 @@
 """A run in TensorBoard's HPARAMS tab: settings, machine, and outcome.
 
 The tab takes its columns from the first run, so each run names those of all rungs. TensorBoard
-keeps the first settings that it reads, so a separate file, read before the curves, has them;
-resuming replaces it.
+keeps the first settings that it reads, so they are in a file that it reads before the curves;
+resuming replaces that file.
 """
 
 import time

@@ -79,7 +79,7 @@ def launch(
         text = f"{script} in {precision} on {text}"
         print_line(textwrap.fill(text, 80, subsequent_indent="  "))
         if free < cores():
-            print_line(f"{free} of {cores()} cores are free; torch uses those (see --threads)")
+            print_line(f"{free} of {cores()} cores are free (see --threads)")
         for notice in params.notices():
             print_line(notice)
         if params.stop_reward is None and not params.max_frames:

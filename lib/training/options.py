@@ -95,7 +95,7 @@ class CommonOptions:
     temperature = 0.0  # of the softmax over action values; 0: greedy
 
     def resolved(self) -> Self:
-        """Return a copy with device, goal and precision filled in."""
+        """Return a copy with device and goal filled in."""
         device, goal = self._asked_device, self.stop_reward
         if goal is None and self.env.startswith("Pong"):
             goal = PONG_GOAL
@@ -181,9 +181,9 @@ class ReplayOptions(CommonOptions):
 class PlayerOptions(ReplayOptions):
     """Settings of rungs whose player is a separate process."""
 
-    batch_size: int = option(32, "transitions per update, times --steps", low=1)
+    batch_size: int = option(32, "transitions per update (times --steps)", low=1)
     epsilon_frames: int = decay_option(
-        "frames, times --steps, over which epsilon falls, from the first one on"
+        "frames (times --steps) over which epsilon falls, from the first frame on"
     )
     play_device: str = playing_option("", "device for the player's own network copy (cpu, cuda:1)")
     sync_frames: int = playing_option(
