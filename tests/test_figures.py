@@ -11,7 +11,7 @@ from statistics import mean, median
 from benchmarks.breakdown import ACTIVITIES
 from benchmarks.records import Record, read_records, readme_fps
 from benchmarks.report import spread
-from benchmarks.table import BASELINE, BOOK
+from benchmarks.table import BASELINE, BOOK, changed
 from lib.training.options import ReplayOptions
 
 import pytest
@@ -125,6 +125,11 @@ def test_the_frames_to_17() -> None:
         if script == BASELINE:
             words = "needed {1} frames with one seed and {0} with another; with a third it {2}"
             assert words.format(*told) in one_line(RESULTS)
+
+
+def test_settings_that_ship_are_those_of_kept_runs() -> None:
+    for script, records in runs(*TO_17, ZEN4 / "held-out", ZEN4 / "thousands").items():
+        assert any(changed(one).keys() <= {"amp"} for one in records), script
 
 
 def test_the_runs_with_other_seeds() -> None:

@@ -256,11 +256,13 @@ def test_what_is_typed_by_habit_is_accepted_or_corrected(ends, monkeypatch):
     run = parse(options, "", [*usual, "--dev=cpu", "--replay-initial", "10_000", "--gamma=1"])
     assert run == replace(options(), max_frames=7_000_000, gamma=1.0).resolved()
     assert run.stop_reward == 17
-    assert parse(options, "", ["--env", "BreakoutNoFrameskip-v4"]).stop_reward is None
+    other = parse(options, "", ["--env=BreakoutNoFrameskip-v4", "--max-frames=1"])
+    assert other.stop_reward is None
     for flags, message in (
         (("--lr", "1e-4"), "did you mean --learning-rate?"),
         (("--step", "1"), "did you mean --steps?"),
         (("--gpu",), "did you mean --cuda?"),
+        (("--cpu",), "did you mean --device cpu?"),
         (("--env-id", "x"), "did you mean --env?"),  # names of other libraries
         (("--logdir", "x"), "did you mean --run-dir?"),
         (("--n-steps", "1"), "there is no --n-steps (--help"),  # which steps does not mean
@@ -306,7 +308,7 @@ def test_every_rung_explains_itself(script, ends):
     description = ast.get_docstring(ast.parse(source))
     text = ends(lambda: parse(options, description), script, "--help").out
     assert max(map(len, text.splitlines())) <= 80
-    assert "bfloat16 autocast (default: off)" in text
+    assert re.search(r"--seed INT .* bfloat16 autocast \(default: off\)", text, re.DOTALL)
     flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
     assert flags[:2] == ["--seed", "--max-frames"]
     assert len(flags) == len(fields(options))
