@@ -48,7 +48,7 @@ def make_env(params: Options) -> FrameStack:
 def player_process(
     queue: ExperienceQueue, params: Options, shared_net: DQN, epsilon: LinearSchedule, frames: int
 ) -> None:
-    """Play and fill the queue; ``frames`` were played before a resume."""
+    """Play and fill the queue; a resumed run has already played ``frames``."""
     env = make_env(params)
     net = shared_net
     if params.refresh_frames:

@@ -33,7 +33,7 @@ from torch.func import grad_and_value
 
 
 def train(params: Options, run: Run) -> None:
-    # If torch uses all cores, this thread plays, because another one would wait for a core.
+    # If torch uses all cores, play in this thread: another one would only wait for a core.
     all_learn = run.device.type == "cpu" and torch.get_num_threads() >= cores()
     threads = 1 if all_learn else playing_threads(params.envs)
     games = pong_emulator.PongVectorEnv(
@@ -99,7 +99,8 @@ def train(params: Options, run: Run) -> None:
 
     saved = {"net": net, "explore": explore, "points": win_rate}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)  # lost: epsilon rises
+    # A lost trial sets the schedules back to 70 % of the points won: it explores more again.
+    engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)
     engine.run(collect())
     evaluate(net.agent(), run)
 

@@ -1,4 +1,4 @@
-"""Features of a device. Runs adapt to these, not to timings."""
+"""Features of the device and the machine."""
 
 import os
 import re

@@ -30,7 +30,7 @@ class Transitions(NamedTuple):
     terminated: np.ndarray  # bool, (n,): do not bootstrap; False for truncated episodes
     frames: np.ndarray  # uint8, (n, height, width): the newest frame of each next state
     episode_starts: np.ndarray  # bool, (n,): the state begins an episode
-    first_frames: np.ndarray  # uint8, (episodes, height, width): the frames of those states
+    first_frames: np.ndarray  # uint8, (episodes, height, width): first frames of episodes
     episodes: list[Episode | None]  # (n,): the whole game that ended with this step
 
 
@@ -61,7 +61,7 @@ class ExperienceSource:
         self._states: list[Any] = []
         self._starts = np.ones(len(envs), dtype=bool)  # the next step begins an episode
         self._frames = np.zeros(len(envs), dtype=np.int64)  # steps of the current game
-        # How each game began (the first by its seed, others by ``before``), and its actions.
+        # To replay each game: its seed, or the emulator's state before its reset; and its actions.
         seeds = game_seeds(seed, len(envs)).tolist()
         self._games = [{"seed": seed, "before": None, "actions": []} for seed in seeds]
 

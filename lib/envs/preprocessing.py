@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-# The 64 rows between the walls, without the lowest four. At half the resolution, those four would
+# Of the 64 rows between the walls, all but the lowest four. At half the resolution, those would
 # only give the first convolution an extra output row, which the second never reads.
 PONG_ROWS = (13, 73)
 PONG_ACTIONS = (0, 2, 3)  # stay, up and down; the other three do the same

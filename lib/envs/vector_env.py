@@ -54,7 +54,7 @@ def ale_games(
 def fast_games(
     env_id: str, num_envs: int, max_pool: bool, threads: int = 0, **settings: Any
 ) -> Any:
-    """Make Pong with ``pong_emulator`` if it works here, any other game with ``ale_games``.
+    """Make Pong with ``pong_emulator`` if it works here; otherwise use ``ale_games``.
 
     Both play the same games, pixel for pixel.
     """

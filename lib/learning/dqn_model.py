@@ -70,8 +70,8 @@ class DQN(nn.Module):
     def pixels(self, states: torch.Tensor) -> torch.Tensor:
         """Scale states to [0, 1] and subtract each state's mean: the input of the convolutions.
 
-        Most pixels are background, which adds the same number to a unit's input in every state.
-        Adam's first updates would cancel this shift, which may leave a layer of dead ReLUs.
+        The background shifts a unit's input by the same number in every state. If this is not
+        subtracted, Adam's first updates may leave a layer of dead ReLUs.
         """
         # Convert and reorder (or copy) in one pass; scale and centre in place.
         dtype = next(self.conv.parameters()).dtype

@@ -41,7 +41,7 @@ class ReplayRings:
     """Ring buffers of frames and transitions: the base of all replay buffers.
 
     Transition i is at i % capacity, and frame n at n % n_frames. Windows hold the numbers n, which
-    never wrap, so transitions that have lost frames are recognised and dropped.
+    never wrap, so a transition whose frames are overwritten can be found and dropped.
 
     Args:
         capacity, n_frames: transitions and frames to hold.
@@ -73,7 +73,7 @@ class ReplayRings:
             torch.zeros((capacity, window), dtype=torch.int64, device=place),
             *(torch.zeros(capacity, dtype=dtype, device=place) for dtype in DTYPES),
         ]
-        # For each transition, the oldest frame of all windows stored in the same call.
+        # For each transition, the oldest frame in the windows that were added with it.
         self._needed = np.empty(capacity, dtype=np.int64)
         self._frames_written = self.added = 0
         self._oldest = 0  # the oldest transition in the buffer

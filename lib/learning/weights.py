@@ -25,7 +25,7 @@ class MixedWeights:
     Source: Kingma and Ba, arXiv:1412.6980; Micikevicius et al., arXiv:1710.03740, for the copies.
 
     Args:
-        network: provides the first weights, which do not change, and runs with the copies.
+        network: computes with the copies; its own weights never change.
         learning_rate, epsilon: of Adam.
         float32_layers: layers whose copies stay in float32, as prefixes of their names.
     """
@@ -76,7 +76,7 @@ class MixedWeights:
         return tree_leaves([self.state_dict(), self._copied])
 
     def state_dict(self) -> dict[str, Weights]:
-        """Return views for a checkpoint; the same class of network can load ``weights``."""
+        """Return views for a checkpoint; the network could load its ``weights``."""
         flat = {"weights": self.weights, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         decays = {"mean": self.mean_decay, "square": self.square_decay}
         return {part: self.named(tensors) for part, tensors in flat.items()} | {"decays": decays}

@@ -50,7 +50,7 @@ class ExperienceQueue:
 class Player:
     """The trainer's end of the queue, and the player's process, within a ``with`` block.
 
-    Iterating yields lists of new steps; an empty one after a second without any, so that the caller
+    Iterating yields a list of new steps at least once a second, even if empty, so that the caller
     can stop. If the player is lost, iteration ends, so that the run saves its checkpoint; then the
     end of the block raises ``Failure``.
 
@@ -159,7 +159,7 @@ class Player:
                 limit = seconds_left = self.timeout
                 for copied in self._copies:
                     copied.refresh()
-                with suppress(OSError):  # if the player has ended, the next message says so
+                with suppress(OSError):  # receiving will notice that the player has ended
                     self._pipe.send(len(taken))
             yield taken
 

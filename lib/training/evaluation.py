@@ -80,8 +80,8 @@ def play_games(
     depends on the others, unless ``q_function``'s values depend on the whole batch.
 
     Yields:
-        While a step is played, the games that ended in the step before, as (number, episode); at
-        the end, those that ended last.
+        Once per step, the games that ended in the previous step, as (number, episode); finally,
+        those that ended last.
     """
     randoms = [stream(seed, ACTIONS) for seed in games.seeds.tolist()]
     actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))

@@ -108,7 +108,7 @@ def stop_when_solved(
     """Stop when the game is solved, but not before the first update or without a goal.
 
     While avg_reward is at the goal, ``passes`` is asked, at most every ``trial_every`` episodes.
-    Attach this after curves and terminal, which show the decisive game first.
+    Attach this last, so curves and terminal show the decisive game.
     """
     state = engine.state
     next_trial = 0
@@ -116,7 +116,7 @@ def stop_when_solved(
     @engine.on(PlayEvents.EPISODE_COMPLETED)
     def look() -> None:
         nonlocal next_trial
-        # Other games may end in the same step.
+        # Another game may have solved it in the same step.
         if goal is None or state.avg_reward < goal or not state.iteration or state.solved:
             return
         if math.isnan(state.reached["frames"]):

@@ -94,7 +94,7 @@ def launch(
                 print_line(f"moved from {place} to {params.device}: rounding differs from now on")
         with open_event_file(folder) as tensorboard:
             run = Run(params, device, folder, tensorboard, script, checkpoint, machine=machine)
-            del checkpoint  # the run keeps it until it has started
+            del checkpoint  # now only ``run`` holds it, until training begins
             if not params.resume:  # a resumed run does this after loading
                 run.write_settings()
             try:
@@ -160,8 +160,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # ``load_checkpoint`` cuts the files to these lengths. If a resumed run ended before it saved a
-    # checkpoint, its files are not in the list: they get length 0.
+    # ``load_checkpoint`` cuts event files to these lengths. The checkpoint does not know files of a
+    # resumed run that ended before it saved one: they get length 0.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}

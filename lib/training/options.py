@@ -19,7 +19,7 @@ from lib.envs.preprocessing import Preprocessing
 import torch
 
 PONG_GOAL = 17.0  # avg_reward of a solved Pong, as in the book
-MOST_SAMPLES = 65_536  # per update; 3.7 GB of frames at four per stack
+MOST_SAMPLES = 65_536  # per update; 2.3 GB of frames at four per stack
 
 
 def option(
@@ -34,7 +34,7 @@ def option(
     """Make a dataclass field that is also a command-line flag.
 
     Args:
-        default: gives the flag its type; None is a float without a default.
+        default: gives the flag its type; None: a float without a default.
         help: one plain sentence for ``--help``.
         low, high: limits of a number; more than ``high`` would exceed memory or overflow.
         choices: the strings accepted.
@@ -187,7 +187,7 @@ class PlayerOptions(ReplayOptions):
     )
     play_device: str = playing_option("", "device for the player's own network copy (cpu, cuda:1)")
     sync_frames: int = playing_option(
-        0, "frames between updates of the copy; 0: live weights, or 4 with --play-device", low=0
+        0, "frames between updates of the copy; 0: no copy (with --play-device: 4)", low=0
     )
     player_timeout: float = timeout_option()
 

@@ -26,7 +26,7 @@ class PlayEvents(EventEnum):
     TRAINING_BEGINS = "training_begins"  # before the first update
     EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
     BOUND_REWARD_REACHED = "reached"  # avg_reward reached --stop-reward for the first time
-    TRIAL_STEP = "trying"  # half of a trial's games have made a step
+    TRIAL_STEP = "trying"  # one of the two halves of a trial's games made a step
     TRIAL_COMPLETED = "tried"  # the agent that would be saved has played its trial
     SOLVED = "solved"  # avg_reward reached --stop-reward, and the agent won its trial, if any
 
@@ -55,10 +55,10 @@ def batch_generator(
         batch_size: transitions per batch; None: the update samples them itself.
     """
     state = engine.state
-    # Begin without playing: a resumed run may have stopped just before an update.
+    # First an empty list: a resumed run may have stopped just before an update.
     for steps in chain([()], experience):
         buffer.extend(steps)
-        games = [game for new in steps for game in new.episodes]  # one per frame: ended, or None
+        games = [game for new in steps for game in new.episodes]  # per frame, the game that ended
         state.update_due |= bool(games)
         record_frames(engine, len(games), games)
         if engine.should_terminate:
