@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-# Of the 64 rows between the walls, all but the lowest four. At half the resolution, those would
-# only give the first convolution an extra output row, which the second never reads.
+# 60 of the 64 rows between the walls: at half the resolution, the lowest four would only give the
+# first convolution an output row that the second one never reads.
 PONG_ROWS = (13, 73)
 PONG_ACTIONS = (0, 2, 3)  # stay, up and down; the other three do the same
 

@@ -106,10 +106,10 @@ def try_compile(
         def call(*args: Any) -> Any:
             try:
                 return compiled(*args)
-            except RuntimeError as error:  # before anything was computed
+            except RuntimeError as error:  # raised before it computed anything
                 if "skip_guard_eval_unsafe" not in str(error):
                     raise
-                torch.compiler.set_stance("default")  # a profiler started or stopped
+                torch.compiler.set_stance("default")  # the cause: a profiler started or stopped
                 return compiled(*args)
 
         call(*args)  # compiles

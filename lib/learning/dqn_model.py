@@ -140,7 +140,7 @@ class BlockConv2d(nn.Conv2d):
         if not torch.is_grad_enabled():
             return super().forward(pixels)
         height, width = pixels.shape[2:]
-        # The kernel stops before an odd last row or column.
+        # With an odd height or width, the kernel does not reach the last row or column.
         pixels = pixels[..., : height // 2 * 2, : width // 2 * 2]
         return conv2d(blocks(pixels), blocks(self.weight), self.bias)
 

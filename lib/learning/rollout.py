@@ -77,7 +77,7 @@ class Rollout:
             table[self._step] = column
         self._step += 1
 
-    # The same for a CUDA graph, which needs the number of the step as a tensor, ``_place``.
+    # As above, but for a CUDA graph: it needs the number of the step as a tensor, ``_place``.
 
     def record_choice(
         self, states: torch.Tensor, values: torch.Tensor, actions: torch.Tensor

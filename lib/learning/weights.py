@@ -76,7 +76,7 @@ class MixedWeights:
         return tree_leaves([self.state_dict(), self._copied])
 
     def state_dict(self) -> dict[str, Weights]:
-        """Return views for a checkpoint; the network could load its ``weights``."""
+        """Return views for a checkpoint; ``weights`` is a state dict of the network."""
         flat = {"weights": self.weights, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         decays = {"mean": self.mean_decay, "square": self.square_decay}
         return {part: self.named(tensors) for part, tensors in flat.items()} | {"decays": decays}

@@ -159,7 +159,7 @@ def load_checkpoint(
             solved.replace(place / f"solved-{goal:g}.pt")
         if goal != run.params.stop_reward:
             engine.state.reached = dict.fromkeys(engine.state.reached, math.nan)
-        checkpoint["file"].replace(place / "latest.pt")  # in case that is damaged
+        checkpoint["file"].replace(place / "latest.pt")  # it may be previous.pt
         for name, length in lengths.items():
             file = run.folder / name
             if not length:

@@ -127,7 +127,7 @@ def evaluate(q_function: QFunction, run: Run) -> None:
     if run.signal is not None:
         print_line("no games after training: the run was interrupted")
         return
-    most = Preprocessing.noop_max - 2  # ALE draws 0 to 29 emulated frames, FIRE included
+    most = Preprocessing.noop_max - 2  # ALE begins with up to 29 frames, one of them FIRE
     for tag, title, count, sticky in (
         ("reward", f"games after FIRE and up to {most} no-ops", EPISODES, 0.0),
         ("sticky_reward", f"games with sticky actions ({STICKY:g})", STICKY_EPISODES, STICKY),
@@ -209,7 +209,7 @@ def describe(rewards: Sequence[float]) -> str:
 
 
 def read_agent(place: str | Path) -> tuple[DQN, Preprocessing]:
-    """Load the agent of a checkpoint, or of the first of ``KINDS`` in a run folder."""
+    """Load the agent of a checkpoint or a run folder, see ``find_checkpoint``."""
     return load_agent(read_checkpoint(find_checkpoint(Path(place))))
 
 

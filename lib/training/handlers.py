@@ -108,7 +108,7 @@ def stop_when_solved(
     """Stop when the game is solved, but not before the first update or without a goal.
 
     While avg_reward is at the goal, ``passes`` is asked, at most every ``trial_every`` episodes.
-    Attach this last, so curves and terminal show the decisive game.
+    Attach this after curves and terminal, so they show the decisive game.
     """
     state = engine.state
     next_trial = 0
@@ -307,7 +307,7 @@ def end_training(engine: Engine, run: Run) -> None:
 
     @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
     def end(engine: Engine, error: BaseException | None = None) -> None:
-        ended = engine.should_terminate or run.signal is not None  # otherwise its player was lost
+        ended = engine.should_terminate or run.signal is not None  # if not, its player was lost
         has_outcome = isinstance(error, KeyboardInterrupt) if error else ended
         if has_outcome and run.outcome is None:
             run.write_outcome(engine.state)
