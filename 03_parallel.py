@@ -1,10 +1,10 @@
 """Parallel: one process plays while another one trains.
 
 A player process steps the environment and puts its experience on a queue of at most 2 * ``--steps``
-frames. This process empties the queue and takes one gradient step with a batch of 32 * ``--steps``.
-It waits only when the queue is empty, and the player only when it is full. If the player is faster,
-every update finds 2 * ``--steps`` new frames, so each frame is sampled 16 times (01: 32). The
-player acts with the network's live weights, in memory that both processes share. With
+frames. The main process empties the queue and takes one gradient step with a batch of 32 *
+``--steps``. It waits only when the queue is empty, and the player only when it is full. If the
+player is faster, every update finds 2 * ``--steps`` new frames, so each frame is sampled 16 times
+(01: 32). The player acts with the network's live weights, in memory that both processes share. With
 ``--play-device`` or ``--sync-frames`` it has a copy of its own and refreshes it every few frames.
 As in the chapter, epsilon falls from the first frame on, over ``--steps`` * ``--epsilon-frames``
 frames.

@@ -1,7 +1,7 @@
 """Fall back to eager code where an optimisation fails, because most GPUs are untested.
 
 A run tries torch.compile, CUDA graphs, games on the GPU, and CUDA IPC (GPU memory shared by two
-processes) once before using them. If one raises, or its games differ from the CPU's, the run
+processes) once before using them. If one raises, or the GPU's games differ from the CPU's, the run
 continues without it and prints one line, which is "left_out" in TensorBoard's HPARAMS tab.
 """
 

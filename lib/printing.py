@@ -43,7 +43,7 @@ def show_elapsed(line: str) -> Iterator[None]:
     """Announce slow work; a terminal also shows the elapsed time until it is done."""
     print_line(line)
     done = threading.Event()
-    # The cursor waits at the line's beginning, where the next text overwrites the ^C of Ctrl-C.
+    # The final \r returns the cursor to the line's beginning, so later text overwrites a ^C.
     layout = "{elapsed} (up to two minutes at the first start, then seconds)\r"
     within = bool(tqdm._instances)  # another clock runs already
     with tqdm(bar_format=layout, leave=False, disable=within or None) as clock:

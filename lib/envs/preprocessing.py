@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-# 60 of the 64 rows between the walls: at half the resolution, the lowest four would only give the
-# first convolution an output row that the second one never reads.
+# 60 of the 64 rows between the walls. The lowest four would make no difference: they would add a
+# row to the first convolution's output, which the second convolution does not reach.
 PONG_ROWS = (13, 73)
 PONG_ACTIONS = (0, 2, 3)  # stay, up and down; the other three do the same
 

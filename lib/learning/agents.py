@@ -77,7 +77,7 @@ class Exploration(EpsilonGreedy):
 
 
 def epsilon_greedy(chosen: torch.Tensor, epsilon: torch.Tensor, n_actions: int) -> torch.Tensor:
-    """Make each action, int64 (n,), random with probability epsilon, a scalar tensor."""
+    """Make each action, int64 (n,), random with probability ``epsilon`` (a scalar)."""
     at_random = torch.rand(chosen.shape, device=chosen.device) < epsilon
     return torch.where(at_random, torch.randint_like(chosen, n_actions), chosen)
 

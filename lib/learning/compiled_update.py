@@ -109,7 +109,7 @@ def try_compile(
             except RuntimeError as error:  # raised before it computed anything
                 if "skip_guard_eval_unsafe" not in str(error):
                     raise
-                torch.compiler.set_stance("default")  # the cause: a profiler started or stopped
+                torch.compiler.set_stance("default")  # raised when a profiler starts or stops
                 return compiled(*args)
 
         call(*args)  # compiles

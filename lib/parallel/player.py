@@ -116,7 +116,7 @@ class Player:
             message = self._pipe.recv() if self._pipe.poll(seconds) else None
         except InterruptedError:  # a signal, on Windows
             return None
-        except (EOFError, OSError):  # between messages, or within one
+        except (EOFError, OSError):  # the pipe broke, maybe within a message
             self.process.join(EXIT_SECONDS)
             code = self.process.exitcode
             end = f"ended with exit code {code}"
@@ -188,8 +188,7 @@ def _is_on_gpu(arg: Any) -> bool:
 
 
 class Packed:
-    """Arguments that arrive as bytes, so that ``_run_player`` unpickles them, and reports
-    errors."""
+    """Pickled arguments; ``_run_player`` unpickles them itself, to report its errors."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
         self.args = args

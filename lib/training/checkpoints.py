@@ -35,7 +35,7 @@ class CheckpointError(Exception):
 
 
 def find_checkpoint(path: Path, *kinds: str) -> Path:
-    """Return ``path`` if it is a file, or a run folder's first of ``kinds`` (or ``KINDS``)."""
+    """Return ``path`` if it is a file; in a run folder, the first of ``kinds`` that exists."""
     for file in (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds or KINDS)):
         if file.is_file():
             return file

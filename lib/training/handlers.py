@@ -135,7 +135,7 @@ def load_weights(saved: dict[str, Any], run: Run) -> None:
     weights = read_agent(place := run.params.init_from)[0].state_dict()
     try:
         for part in (saved[name] for name in ("net", "target_net") if name in saved):
-            state = part.state_dict()  # in 06 to 08 and 10 also Adam's moments and an average
+            state = part.state_dict()  # also Adam's moments from 06 on, and an average from 07 on
             parts = dict.fromkeys({"weights", "ema"} & state.keys(), weights)
             part.load_state_dict(state | parts if parts else weights)
     except (KeyError, RuntimeError):
@@ -307,7 +307,7 @@ def end_training(engine: Engine, run: Run) -> None:
 
     @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
     def end(engine: Engine, error: BaseException | None = None) -> None:
-        ended = engine.should_terminate or run.signal is not None  # if not, its player was lost
+        ended = engine.should_terminate or run.signal is not None  # neither: the player was lost
         has_outcome = isinstance(error, KeyboardInterrupt) if error else ended
         if has_outcome and run.outcome is None:
             run.write_outcome(engine.state)

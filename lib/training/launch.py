@@ -160,8 +160,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # ``load_checkpoint`` cuts event files to these lengths. Files that the checkpoint does not list
-    # are from a resumed run that saved none: they get length 0.
+    # ``load_checkpoint`` cuts event files to these lengths. A file that is not in the checkpoint
+    # gets length 0: the run was resumed, but saved nothing.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}

@@ -58,7 +58,7 @@ def batch_generator(
     # First an empty list: a resumed run may have stopped just before an update.
     for steps in chain([()], experience):
         buffer.extend(steps)
-        games = [game for new in steps for game in new.episodes]  # per frame, the game that ended
+        games = [game for new in steps for game in new.episodes]  # per frame: ended game or None
         state.update_due |= bool(games)
         record_frames(engine, len(games), games)
         if engine.should_terminate:
