@@ -1,4 +1,5 @@
-"""The random streams of a run. No two share numbers, even across runs (with seeds below 1,000,000).
+"""The random streams of a run. No two overlap, even across runs (seeds from 1,000,000 belong to
+evaluation).
 
 If game ``i`` had ``seed + i``, runs with neighbouring seeds would share most of their games.
 torch's own generator is seeded in ``lib.training.machine``.

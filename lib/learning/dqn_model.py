@@ -70,10 +70,10 @@ class DQN(nn.Module):
     def pixels(self, states: torch.Tensor) -> torch.Tensor:
         """Scale states to [0, 1] and subtract each state's mean: the input of the convolutions.
 
-        The background shifts a unit's input by the same number in every state. If this is not
-        subtracted, Adam's first updates may leave a layer of dead ReLUs.
+        The background adds a constant to each unit's input in every state. If it is not subtracted,
+        Adam's first updates may leave a layer of dead ReLUs.
         """
-        # Convert and reorder (or copy) in one pass; scale and centre in place.
+        # Make a copy, converted and reordered in one pass; scale and centre it in place.
         dtype = next(self.conv.parameters()).dtype
         same = states.dtype == dtype
         pixels = states.to(dtype, copy=same, memory_format=torch.channels_last).mul_(1 / 255)

@@ -145,7 +145,7 @@ def _add_flag(parser: argparse._ArgumentGroup, entry: Field) -> None:
     default = "" if default in (None, "") else f" (default: {default})"
     keywords = {"default": argparse.SUPPRESS, "help": meta["help"] + default}
     if kind is bool:
-        # --no-... switches off a setting that a resumed run had on.
+        # --no-... switches off what is on by default.
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, **keywords)
         return
     parser.add_argument(

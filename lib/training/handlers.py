@@ -135,7 +135,7 @@ def load_weights(saved: dict[str, Any], run: Run) -> None:
     weights = read_agent(place := run.params.init_from)[0].state_dict()
     try:
         for part in (saved[name] for name in ("net", "target_net") if name in saved):
-            state = part.state_dict()  # also Adam's moments from 06 on, and an average from 07 on
+            state = part.state_dict()  # also Adam's moments or an average, in 06 to 08 and 10
             parts = dict.fromkeys({"weights", "ema"} & state.keys(), weights)
             part.load_state_dict(state | parts if parts else weights)
     except (KeyError, RuntimeError):

@@ -160,8 +160,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # ``load_checkpoint`` cuts event files to these lengths. A file that is not in the checkpoint
-    # gets length 0: the run was resumed, but saved nothing.
+    # ``load_checkpoint`` cuts event files to these lengths. A file of an earlier resume that saved
+    # nothing is not in the checkpoint: it gets length 0.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}
@@ -201,7 +201,7 @@ def changed(params: Options) -> list[str]:
     usual, parts = usual.resolved(), list[str]()
     for entry in reversed(fields(params)):  # the rung's own come first
         value, name = getattr(params, entry.name), shortened(entry.name)
-        # not in the list: already in the name, a path, or free to change on --resume
+        # left out: already in the name, a path, or free to change on --resume
         excluded = entry.metadata["may_change"] or entry.name in ("seed", "env", "init_from")
         if not excluded and value != getattr(usual, entry.name):
             number = f"{value:g}" if isinstance(value, float) else value

@@ -111,7 +111,7 @@ class CommonOptions:
 
     def torch_threads(self, free: int) -> int:
         """Return how many threads torch uses if this many cores are free."""
-        # With a GPU, more threads would only wait while copying, and take cores from the games.
+        # With a GPU, the CPU only copies; more threads would take cores from the games.
         return self.threads or (free if self.training_device.type == "cpu" else 1)
 
     def notices(self) -> Iterator[str]:
@@ -187,7 +187,7 @@ class PlayerOptions(ReplayOptions):
     )
     play_device: str = playing_option("", "device for the player's own network copy (cpu, cuda:1)")
     sync_frames: int = playing_option(
-        0, "frames between updates of the copy; 0: 4 with --play-device, or no copy", low=0
+        0, "frames between updates of the copy; 0: no copy, but 4 with --play-device", low=0
     )
     player_timeout: float = timeout_option()
 

@@ -110,7 +110,7 @@ def describe_device_error(error: Exception) -> str | None:
     """Describe an error of the GPU or of memory in one line; return None for other errors."""
     line = str(error).strip().split("\n")[0]
     if isinstance(error, MemoryError) or "can't allocate memory" in line:
-        return f"out of memory: {line or 'Python'}; a smaller --replay-size may fit"
+        return f"out of memory: {line or 'MemoryError'}; a smaller --replay-size may fit"
     if "shared memory" in line:
         return f"{line}; enlarge /dev/shm (Docker: --shm-size=1g)"
     if isinstance(error, torch.OutOfMemoryError):

@@ -55,7 +55,7 @@ class Terminal:
     def training_begins(self, engine: Engine) -> None:
         state = engine.state
         reason = f"; {self.before_training} ran at {state.avg_fps:,.0f} FPS, without updates"
-        full = 0 < self.initial <= self.before  # the buffer was full before resuming
+        full = 0 < self.initial <= self.before  # filled before resuming
         print_line(f"training begins at frame {state.frames:,}{'' if full else reason}")
 
     def episode_completed(self, engine: Engine) -> None:
