@@ -1,6 +1,6 @@
 """Recompiled Pong: the speedrun on our own emulator.
 
-Settings and learning are the same as in 07_speedrun.py. The games run in ``pong_emulator``: Pong's
+It learns as 07_speedrun.py does, with the same settings. The games run in ``pong_emulator``: Pong's
 machine code, translated into Python functions that are then compiled. They match ALE's games pixel
 for pixel, and a step takes a tenth of the time. So playing is nearly free, and all cores learn.
 10_thousands_of_games.py plays on the GPU.
@@ -99,7 +99,7 @@ def train(params: Options, run: Run) -> None:
 
     saved = {"net": net, "explore": explore, "points": win_rate}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    # A trial caps the share of points won at 0.7. If training goes on, epsilon rises again.
+    # After a trial, ``win_rate`` is at most 0.7. If training goes on, epsilon rises again.
     engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)
     engine.run(collect())
     evaluate(net.agent(), run)

@@ -41,8 +41,8 @@ class ExperienceSource:
 
     A game's state is spread over the emulator and all wrappers, so a checkpoint stores each game's
     beginning and actions, and loading replays them. The beginning includes the emulator and its
-    random numbers, since ALE randomises the RAM of some games. Replaying fails with other
-    randomness, such as sticky actions.
+    random numbers, since ALE randomises the RAM of some games. A wrapper with random numbers of its
+    own would break this.
 
     Args:
         envs: Atari games whose observations are ``LazyFrames``.

@@ -106,10 +106,10 @@ def try_compile(
         def call(*args: Any) -> Any:
             try:
                 return compiled(*args)
-            except RuntimeError as error:  # raised before it computed anything
+            except RuntimeError as error:  # before anything ran: a profiler started or stopped
                 if "skip_guard_eval_unsafe" not in str(error):
                     raise
-                torch.compiler.set_stance("default")  # raised when a profiler starts or stops
+                torch.compiler.set_stance("default")
                 return compiled(*args)
 
         call(*args)  # compiles
@@ -145,8 +145,8 @@ def graph_or_eager(
 class CapturedForward:
     """A function of states, for choosing actions; on a GPU, one CUDA graph.
 
-    Launching its twenty or so kernels takes longer than running them. A graph takes batches smaller
-    than ``states_shape``, too.
+    Launching its twenty or so kernels takes longer than running them. A graph also accepts batches
+    smaller than ``states_shape``.
 
     Args:
         function: maps states, uint8 (n, stack, height, width), to one or more tensors (n, ...).

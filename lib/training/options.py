@@ -171,7 +171,7 @@ class ReplayOptions(CommonOptions):
 
     def _least_replay_size(self) -> int:
         envs, stack = getattr(self, "envs", 1), self.preprocessing.stack
-        if message := getattr(self, "message_steps", 0):  # messages repeat frames
+        if message := getattr(self, "message_steps", 0):  # messages send frames again
             return envs * (message + getattr(self, "n_steps", 1) + stack - 1)
         # A step stores a frame, or two if an episode begins; a state goes back ``stack`` steps.
         return 2 * envs * (getattr(self, "steps", 1) + stack)

@@ -50,7 +50,7 @@ def batch_generator(
     """Yield the engine's batches: play, store, and sample once there are enough transitions.
 
     Args:
-        experience: yields lists of new steps; each list that is not empty leads to an update.
+        experience: yields lists of new steps; in training, each non-empty one leads to an update.
         initial: transitions to store before the first batch.
         batch_size: transitions per batch; None: the update samples them itself.
     """

@@ -30,7 +30,7 @@ class SpeedrunOptions(PrecisionOptions):
     )
     q_lambda: float = option(0.97, "lambda of the Q(lambda) returns", low=0, high=1)
     stack: int = wrapper_option(2, "stacked frames per state", low=1, high=16)
-    # --epsilon-floor falls to --epsilon-final by equal factors, so this cannot be 0.
+    # It must exceed 0, because --epsilon-floor falls to it geometrically.
     epsilon_final: float = playing_option(
         0.01, "probability of a random action at the end", low=1e-6, high=1
     )
