@@ -144,11 +144,13 @@ def run_rung(command: Command, run_dir: Path) -> int:
             new = set(run_dir.glob(name)) - before  # later ones are another ladder's
             new = {files[0].parent} if files else new
             for folder in sorted(new, key=lambda path: path.name.rpartition("-seed")[2])[:1]:
+                (folder / BEGUN).unlink(missing_ok=True)
+                if code == 2:  # nothing was run
+                    break
                 kept = (folder / COMMIT).read_text("utf-8").strip().split(", ") if files else []
                 commits = ", ".join(dict.fromkeys([*kept, commit_now]))
                 (folder / COMMIT).write_text(f"{commits}\n", encoding="utf-8")
-                (folder / BEGUN).unlink(missing_ok=True)
-                if code not in (1, 2):
+                if code != 1:
                     (folder / (BEGUN if code else DONE)).write_text(command_line, encoding="utf-8")
     if files and code == 2:  # it cannot be resumed, and printed why
         return run_rung(command, run_dir)
