@@ -105,7 +105,7 @@ def train(params: Options, run: Run) -> None:
 
     saved = {"net": net, "explore": explore, "points": win_rate}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    # After a trial, ``win_rate`` is at most 0.7. If training goes on, epsilon rises again.
+    # If the trial failed, lower the share of points won to 0.7, so that epsilon rises again.
     engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)
     engine.run(collect())
     evaluate(net.agent(), run)

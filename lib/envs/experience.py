@@ -40,9 +40,9 @@ class ExperienceSource:
     Iterating yields lists of ``steps`` steps. Each step chooses all actions before playing any.
 
     A game's state is spread over the emulator and all wrappers, so a checkpoint stores each game's
-    beginning and actions, and loading replays them. The beginning includes the emulator and its
-    random numbers, since ALE randomises the RAM of some games. A wrapper with random numbers of its
-    own would break this.
+    beginning and actions, and loading replays them. The beginning includes the emulator's random
+    numbers, since ALE randomises the RAM of some games. A wrapper with random numbers of its own
+    would break this.
 
     Args:
         envs: Atari games whose observations are ``LazyFrames``.

@@ -99,14 +99,14 @@ def try_compile(
     part = f"the compiled {name} (compiling needs {tools})"
 
     def make() -> Callable[..., Any]:
-        # Inductor's random numbers are float32, too coarse for the rows of a large buffer. With
+        # Inductor's random numbers are float32, too coarse to draw the rows of a large buffer. With
         # torch's, compiled code also draws the same rows as eager code.
         compiled = torch.compile(eager, fullgraph=True, options={"fallback_random": True})
 
         def call(*args: Any) -> Any:
             try:
                 return compiled(*args)
-            except RuntimeError as error:  # before anything ran: a profiler started or stopped
+            except RuntimeError as error:  # it comes first, if a profiler started or stopped
                 if "skip_guard_eval_unsafe" not in str(error):
                     raise
                 torch.compiler.set_stance("default")

@@ -60,7 +60,7 @@ class Rollout:
         return len(self.targets.actions)
 
     def record_values(self, states: torch.Tensor, values: torch.Tensor) -> None:
-        """Record states and greedy values; the call after the last step begins the next rollout."""
+        """Record states and greedy values; after the last step, also complete the rollout."""
         self._values[self._step] = values
         if self._step == self._length:
             tables = (self._actions, self._rewards, self._dones)

@@ -96,7 +96,7 @@ class MixedWeights:
 
     @torch.no_grad()
     def adam(self, gradients: Weights) -> None:
-        # A running product, because the compiler would compute a power for every weight.
+        # A running product, not decay**steps: the compiler would compute that for every weight.
         self.mean_decay.mul_(BETAS[0])
         self.square_decay.mul_(BETAS[1])
         for precision, weight in self.weights.items():

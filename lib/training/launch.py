@@ -160,8 +160,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # ``load_checkpoint`` cuts event files to these lengths. A file of an earlier resume that saved
-    # nothing is not in the checkpoint: it gets length 0.
+    # ``load_checkpoint`` cuts event files to these lengths. A file unknown to the checkpoint was
+    # begun by a resume that saved nothing: length 0.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}

@@ -36,7 +36,7 @@ def option(
     Args:
         default: gives the flag its type; None: a float without a default.
         help: one plain sentence for ``--help``.
-        low, high: limits of a number; more than ``high`` would exceed memory or overflow.
+        low, high: limits of a number.
         choices: the strings accepted.
         group: a heading of ``--help``, one of ``lib.training.flags.GROUPS``.
         may_change: whether it may change when a run is resumed.
@@ -171,7 +171,7 @@ class ReplayOptions(CommonOptions):
 
     def _least_replay_size(self) -> int:
         envs, stack = getattr(self, "envs", 1), self.preprocessing.stack
-        if message := getattr(self, "message_steps", 0):  # messages send frames again
+        if message := getattr(self, "message_steps", 0):  # consecutive messages share frames
             return envs * (message + getattr(self, "n_steps", 1) + stack - 1)
         # A step stores a frame, or two if an episode begins; a state goes back ``stack`` steps.
         return 2 * envs * (getattr(self, "steps", 1) + stack)
@@ -187,7 +187,7 @@ class PlayerOptions(ReplayOptions):
     )
     play_device: str = playing_option("", "device for the player's own network copy (cpu, cuda:1)")
     sync_frames: int = playing_option(
-        0, "frames between updates of the copy; 0: no copy, but 4 with --play-device", low=0
+        0, "frames between updates of the copy; 0: 4 with --play-device, no copy without", low=0
     )
     player_timeout: float = timeout_option()
 

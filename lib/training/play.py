@@ -36,7 +36,8 @@ COUNTERS = {PlayEvents.FRAMES_PLAYED: "frames", PlayEvents.EPISODE_COMPLETED: "e
 
 
 def logged_episodes(envs: int) -> CallableEventWithFilter:
-    """Return the event of logged games: all, or one in ``envs`` / 256 because logging is slow."""
+    """Return the event of logged games: all, or every (``envs`` // 256)th because logging is
+    slow."""
     return PlayEvents.EPISODE_COMPLETED(every=max(1, envs // 256))  # type: ignore[operator]
 
 
