@@ -3,10 +3,10 @@
 A player process steps the environment and puts its experience on a queue of at most 2 * ``--steps``
 frames. The main process empties the queue and takes one gradient step with a batch of 32 *
 ``--steps``. It waits only when the queue is empty, and the player only when it is full. If the
-player is faster, the queue is full: 2 * ``--steps`` new frames for 32 * ``--steps`` samples, 16 for
-each (01: 32). The player acts with the network's live weights, in memory that both processes share.
-With ``--play-device`` or ``--sync-frames`` it has a copy of its own and refreshes it every few
-frames. As in the chapter, epsilon falls from the first frame on, over ``--steps`` *
+player is faster, each update samples 32 * ``--steps`` transitions for 2 * ``--steps`` new frames:
+each frame is sampled 16 times on average (01: 32). The player acts with the network's live weights,
+in shared memory. With ``--play-device`` or ``--sync-frames`` it has a copy of its own and refreshes
+it every few frames. As in the chapter, epsilon falls from the first frame on, over ``--steps`` *
 ``--epsilon-frames`` frames.
 
 The chapter measured 402 FPS against the baseline's 159 (+152 %), and 59 minutes against 105 to

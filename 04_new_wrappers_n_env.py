@@ -3,7 +3,7 @@
 Without no-ops (``noop_max=0``) all games begin alike, so the agent may lose games that begin
 otherwise. Pong does not flicker, so it needs no maximum of two frames (``max_pool=False``). Two
 stacked frames (``stack=2``), resized by a cheaper filter, still show where the ball is going. State
-and next state together are then three frames to gather and copy instead of five, and the first
+and next state share a frame, so three frames instead of five are gathered and copied, and the first
 layer convolves half as many pixels. Every choice is a flag and can be switched back. Otherwise this
 is 02_n_envs.py.
 

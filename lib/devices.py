@@ -63,7 +63,7 @@ def missing_device(name: str) -> str | None:
         return None if found else refused + "it finds none on this machine"
     # There is no list of usable GPUs, so ask torch, then let the GPU add two numbers.
     try:
-        with warnings.catch_warnings(action="ignore"):  # the returned line says it
+        with warnings.catch_warnings(action="ignore"):  # the returned line tells the reason
             torch.cuda.init()
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:

@@ -54,7 +54,7 @@ def _shape_of_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 class Download:
-    """An asynchronous copy to the CPU of a tensor's present values; ``read`` waits for it."""
+    """An asynchronous copy of a tensor's present values to the CPU; ``read`` waits for it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         pinned = is_asynchronous(tensor.device)

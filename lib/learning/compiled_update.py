@@ -106,7 +106,8 @@ def try_compile(
         def call(*args: Any) -> Any:
             try:
                 return compiled(*args)
-            except RuntimeError as error:  # it comes first, if a profiler started or stopped
+            except RuntimeError as error:
+                # A profiler that starts or stops raises this, before anything is computed.
                 if "skip_guard_eval_unsafe" not in str(error):
                     raise
                 torch.compiler.set_stance("default")

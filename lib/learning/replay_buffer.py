@@ -73,7 +73,8 @@ class ReplayRings:
             torch.zeros((capacity, window), dtype=torch.int64, device=place),
             *(torch.zeros(capacity, dtype=dtype, device=place) for dtype in DTYPES),
         ]
-        # For each transition, the oldest frame in the windows of its ``_store`` call.
+        # For each transition, a lower bound of the frames that it needs: the oldest frame in the
+        # windows of all transitions that were stored together with it.
         self._needed = np.empty(capacity, dtype=np.int64)
         self._frames_written = self.added = 0
         self._oldest = 0  # the oldest transition in the buffer

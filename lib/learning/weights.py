@@ -19,8 +19,9 @@ BETAS = 0.9, 0.999  # Adam's decay of the first moment (exp_avg) and of the seco
 class MixedWeights:
     """Mixed precision: weights in float32 for Adam, and copies in ``dtype`` to compute with.
 
-    ``weights``, ``compute`` and Adam's moments are flat, one tensor per compute precision: {"low":
-    float (n,), "float32": float (m,)}. ``named`` finds single weights in them.
+    ``weights``, ``compute`` and Adam's moments have two flat tensors each: "low", (n,), for the
+    layers that compute in ``dtype``, and "float32", (m,), for the others. ``named`` finds single
+    weights in them.
 
     Source: Kingma and Ba, arXiv:1412.6980; Micikevicius et al., arXiv:1710.03740, for the copies.
 

@@ -192,7 +192,7 @@ class RunProgress:
     def state_dict(self) -> dict[str, Any]:
         self.run.tensorboard.writer.flush()
         files = list(self.run.folder.glob(EVENT_FILES))
-        for file in files:  # what a checkpoint counts must be on the disk
+        for file in files:  # the lengths below must be on the disk
             with file.open("rb+") as events:
                 os.fsync(events.fileno())
         return {

@@ -307,7 +307,8 @@ def end_training(engine: Engine, run: Run) -> None:
 
     @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
     def end(engine: Engine, error: BaseException | None = None) -> None:
-        ended = engine.should_terminate or run.signal is not None  # neither: the player was lost
+        # Otherwise training ended because its player was lost: the run failed.
+        ended = engine.should_terminate or run.signal is not None
         has_outcome = isinstance(error, KeyboardInterrupt) if error else ended
         if has_outcome and run.outcome is None:
             run.write_outcome(engine.state)

@@ -160,8 +160,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # ``load_checkpoint`` cuts event files to these lengths. A file unknown to the checkpoint was
-    # begun by a resume that saved nothing: length 0.
+    # ``load_checkpoint`` cuts event files to these lengths. A file that the checkpoint does not
+    # know is from a resumed run that ended before it saved a checkpoint: its length is 0.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}
@@ -195,7 +195,8 @@ def make_folder(params: Options, script: str) -> Path:
 def changed(params: Options) -> list[str]:
     """Abbreviate the settings that differ from the defaults, for the name of the run folder.
 
-    Leave out those that may change on ``--resume``, and those that make the name too long.
+    Leave out those that may change on ``--resume`` (except devices), and those that make the name
+    too long.
     """
     usual = replace(type(params)(), device=params.device, amp=params.amp)
     usual, parts = usual.resolved(), list[str]()

@@ -187,7 +187,9 @@ class PlayerOptions(ReplayOptions):
     )
     play_device: str = playing_option("", "device for the player's own network copy (cpu, cuda:1)")
     sync_frames: int = playing_option(
-        0, "frames between updates of the copy; 0: 4 with --play-device, no copy without", low=0
+        0,
+        "frames between updates of the copy; 0: every 4 with --play-device, otherwise no copy",
+        low=0,
     )
     player_timeout: float = timeout_option()
 
