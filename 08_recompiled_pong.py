@@ -99,7 +99,7 @@ def train(params: Options, run: Run) -> None:
 
     saved = {"net": net, "explore": explore, "points": win_rate}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    # If the trial failed, lower the share of points won to 0.7, so that epsilon rises again.
+    # After a trial of the agent, explore more again: count at most 70 % of the points as won.
     engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)
     engine.run(collect())
     evaluate(net.agent(), run)

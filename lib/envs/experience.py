@@ -30,7 +30,7 @@ class Transitions(NamedTuple):
     terminated: np.ndarray  # bool, (n,): do not bootstrap; False for truncated episodes
     frames: np.ndarray  # uint8, (n, height, width): the newest frame of each next state
     episode_starts: np.ndarray  # bool, (n,): the state begins an episode
-    first_frames: np.ndarray  # uint8, (episodes, height, width): first frames of episodes
+    first_frames: np.ndarray  # uint8, (k, height, width): of the k episodes that begin
     episodes: list[Episode | None]  # (n,): the whole game that ended with this step
 
 

@@ -47,7 +47,7 @@ def cuda_graph(function: Callable[[], Result]) -> Callable[[], Result]:
     It keeps alive everything that the graph reads.
     """
     stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(stream)  # a capture needs its own stream, and a warm-up that allocates memory
+    side.wait_stream(stream)  # warm up on another stream, so that all memory is allocated
     try:
         with torch.cuda.stream(side):
             for _ in range(3):
@@ -107,7 +107,8 @@ def try_compile(
             try:
                 return compiled(*args)
             except RuntimeError as error:
-                # A profiler that starts or stops raises this, before anything is computed.
+                # When a profiler starts or stops, a compiled call fails, and has computed nothing.
+                # Then check the guards again, and repeat the call.
                 if "skip_guard_eval_unsafe" not in str(error):
                     raise
                 torch.compiler.set_stance("default")

@@ -73,8 +73,9 @@ class ReplayRings:
             torch.zeros((capacity, window), dtype=torch.int64, device=place),
             *(torch.zeros(capacity, dtype=dtype, device=place) for dtype in DTYPES),
         ]
-        # For each transition, a lower bound of the frames that it needs: the oldest frame in the
-        # windows of all transitions that were stored together with it.
+        # For each transition, the number of a frame no newer than any that it needs: the smallest
+        # in all windows that were stored in the same call. Once that frame is overwritten, the
+        # transition is dropped.
         self._needed = np.empty(capacity, dtype=np.int64)
         self._frames_written = self.added = 0
         self._oldest = 0  # the oldest transition in the buffer

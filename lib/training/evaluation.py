@@ -37,7 +37,7 @@ EPISODES = 30
 TRIAL_NOOP_MAX = 60  # twice as many as in training, so that half of the starts are new
 EPSILON = 0.01
 SEED = 1_000_000  # of the first game; those of training are larger
-STICKY_EPISODES = 16  # in ALE: 14 CPU-seconds; 64 would take 50
+STICKY_EPISODES = 16  # 16 games take 14 CPU-seconds in ALE; 64 would take 50
 STICKY = 0.25  # as in ALE/Pong-v5
 
 

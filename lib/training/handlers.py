@@ -307,7 +307,7 @@ def end_training(engine: Engine, run: Run) -> None:
 
     @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
     def end(engine: Engine, error: BaseException | None = None) -> None:
-        # Otherwise training ended because its player was lost: the run failed.
+        # Did training end as asked, by its goal, a limit or a signal? If not, its player was lost.
         ended = engine.should_terminate or run.signal is not None
         has_outcome = isinstance(error, KeyboardInterrupt) if error else ended
         if has_outcome and run.outcome is None:

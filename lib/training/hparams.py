@@ -19,7 +19,7 @@ SHOWN = ["batch_size", "envs", "learning_rate", "script", "seed"]
 FILE = "events.out.tfevents.0.hparams"
 OUTCOME = ["fps", "minutes", "avg_reward", "solved", "frames", "updates", "episodes", "seconds"]
 OUTCOME += ["reached_frames", "reached_minutes"]
-# Settings that some runs lack; a test names any that are missing here.
+# Settings that are numbers; a test names any that are missing.
 NUMBERS = ["stop_reward", "replay_size", "replay_initial", "target_sync", "envs", "steps"]
 NUMBERS += ["stack", "rollout", "sync_frames", "player_timeout", "noop_max", "max_pool", "skip"]
 NUMBERS += ["episodic_life", "fire_reset", "clip_reward", "any_game", "learning_rate_final"]

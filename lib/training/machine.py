@@ -81,7 +81,7 @@ def free_cores() -> int:
     busy = psutil.cpu_percent(0.3, percpu=True)
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
         mine = os.sched_getaffinity(0)
-        if max(mine) >= len(busy):  # a container may number them anew
+        if max(mine) >= len(busy):  # psutil lists fewer in some containers
             return cores()
         busy = [busy[core] for core in mine]
     return min(cores(), max(1, round(len(busy) - sum(busy) / 100)))

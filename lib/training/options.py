@@ -36,7 +36,7 @@ def option(
     Args:
         default: gives the flag its type; None: a float without a default.
         help: one plain sentence for ``--help``.
-        low, high: limits of a number.
+        low, high: its limits.
         choices: the strings accepted.
         group: a heading of ``--help``, one of ``lib.training.flags.GROUPS``.
         may_change: whether it may change when a run is resumed.
