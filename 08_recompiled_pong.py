@@ -99,7 +99,7 @@ def train(params: Options, run: Run) -> None:
 
     saved = {"net": net, "explore": explore, "points": win_rate}
     attach_handlers(engine, run, epsilon, saved, net.agent)
-    # After a trial of the agent, explore more again: count at most 70 % of the points as won.
+    # After a lost trial, cap the win rate at 0.7: epsilon, learning rate and epochs rise again.
     engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, win_rate.cap, 0.7)
     engine.run(collect())
     evaluate(net.agent(), run)

@@ -1,7 +1,6 @@
 """The random streams of a run. No two overlap, within or across runs, if --seed < 1,000,000.
 
 If game ``i`` had ``seed + i``, runs with neighbouring seeds would share most of their games.
-torch's own generator is seeded in ``lib.training.machine``.
 """
 
 import numpy as np

@@ -26,7 +26,7 @@ class VectorStep(NamedTuple):
     rewards: np.ndarray  # float32, clipped to their sign
     terminated: np.ndarray  # bool: do not bootstrap; the game is over, or a life is lost
     done: np.ndarray  # bool: terminated or truncated; the state is already the next episode's
-    frames: np.ndarray  # uint8, (n, 1, height, width): the last one played, even of an ended game
+    frames: np.ndarray  # uint8, (n, 1, height, width): the newest; of an ended game, its last
     episodes: list[Episode | None]  # the whole games that ended
 
     @property

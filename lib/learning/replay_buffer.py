@@ -73,9 +73,8 @@ class ReplayRings:
             torch.zeros((capacity, window), dtype=torch.int64, device=place),
             *(torch.zeros(capacity, dtype=dtype, device=place) for dtype in DTYPES),
         ]
-        # For each transition, the number of a frame no newer than any that it needs: the smallest
-        # in all windows that were stored in the same call. Once that frame is overwritten, the
-        # transition is dropped.
+        # For each transition, the oldest frame needed by it or by any other that was stored in the
+        # same call. Once this frame is overwritten, the transition is dropped.
         self._needed = np.empty(capacity, dtype=np.int64)
         self._frames_written = self.added = 0
         self._oldest = 0  # the oldest transition in the buffer

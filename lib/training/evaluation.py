@@ -80,8 +80,8 @@ def play_games(
     depends on the others, unless ``q_function``'s values depend on the whole batch.
 
     Yields:
-        Once per step, the games that ended in the previous step, as (number, episode); finally,
-        those that ended last.
+        At each step, the games that ended in the step before, as (number, episode). After the last
+        step, those that ended with it.
     """
     randoms = [stream(seed, ACTIONS) for seed in games.seeds.tolist()]
     actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))
@@ -119,8 +119,8 @@ def play_game(env: gym.Env, network: DQN, epsilon: float, seed: int) -> Episode:
 def evaluate(q_function: QFunction, run: Run) -> None:
     """After a solved run, play 30 games with epsilon 0.01, then 16 with sticky actions.
 
-    All agents play the same games, none of them from training. TensorBoard gets the unclipped
-    rewards.
+    All agents play the same games, with other seeds than in training. TensorBoard gets the
+    unclipped rewards.
     """
     if not run.solved:
         return

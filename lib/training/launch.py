@@ -160,8 +160,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # ``load_checkpoint`` cuts event files to these lengths. A file that the checkpoint does not
-    # know is from a resumed run that ended before it saved a checkpoint: its length is 0.
+    # ``load_checkpoint`` cuts event files to these lengths, and deletes those of length 0: they were
+    # written after the checkpoint, by a resumed run that ended without saving.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}

@@ -26,7 +26,7 @@ class PlayEvents(EventEnum):
     TRAINING_BEGINS = "training_begins"  # before the first update
     EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
     BOUND_REWARD_REACHED = "reached"  # avg_reward reached --stop-reward for the first time
-    TRIAL_STEP = "trying"  # one of the two halves of a trial's games made a step
+    TRIAL_STEP = "trying"  # half of a trial's games made a step: two halves take turns
     TRIAL_COMPLETED = "tried"  # the agent that would be saved has played its trial
     SOLVED = "solved"  # avg_reward reached --stop-reward, and the agent won its trial, if any
 
