@@ -536,7 +536,7 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
     assert "--run-dir: a resumed run stays in its folder" in refused("--run-dir", "elsewhere")
     assert "--learning-rate" in refused("--learning-rate", "1e-3")
     assert "has already played 45 frames" in refused("--max-frames", "45")
-    assert "no checkpoint in a folder" in refused(folder=place)
+    assert "is no checkpoint, and" in refused(folder=place)
     runs = [run.folder, *(Path(f"{run.folder}-{number}") for number in range(2, 8))]
     for age, other in enumerate(runs):
         (other / "checkpoints").mkdir(parents=True, exist_ok=True)

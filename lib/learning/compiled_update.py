@@ -108,7 +108,7 @@ def try_compile(
                 return compiled(*args)
             except RuntimeError as error:
                 # When a profiler starts or stops, a compiled call fails, and has computed nothing.
-                # Then check the guards again, and repeat the call.
+                # Then switch the guard checks on for good, and repeat the call.
                 if "skip_guard_eval_unsafe" not in str(error):
                     raise
                 torch.compiler.set_stance("default")

@@ -187,7 +187,8 @@ class ReplayBuffer(ReplayRings):
         window = observation_shape[0] + 1
         n_frames = capacity + capacity // 16 + window
         super().__init__(capacity, n_frames, window, observation_shape, device, seed)
-        # Frame numbers of the current states, (environments, stack); one row until the first step.
+        # Frame numbers of the current states, (environments, stack); one row of zeros until the
+        # first step.
         self._states = np.zeros((1, self._stack), dtype=np.int64)
 
     def extend(self, steps: Sequence[Transitions]) -> None:

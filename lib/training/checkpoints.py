@@ -39,7 +39,7 @@ def find_checkpoint(path: Path, *kinds: str) -> Path:
     for file in (path, *(path / FOLDER / f"{kind}.pt" for kind in kinds or KINDS)):
         if file.is_file():
             return file
-    raise CheckpointError(f"{path} has no checkpoint in a folder {FOLDER}")
+    raise CheckpointError(f"{path} is no checkpoint, and {path / FOLDER} has none")
 
 
 def list_runs(folder: Path, script: str = "*") -> str:

@@ -7,7 +7,7 @@ The engine's state has their figures, beside those of ``lib.training.play``:
     reached        the frames and minutes after which avg_reward reached --stop-reward
     trial          the last trial, in rungs that have one
     solved         whether avg_reward reached --stop-reward, and the agent passed its trial
-    time_passed    seconds since the engine started
+    time_passed    seconds since the start, without pauses
     phase          "filling" (the replay buffer), then "training"
     fps, avg_fps   frames per second: recent, and over the whole phase
 """

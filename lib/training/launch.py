@@ -123,7 +123,7 @@ def launch(
         _free_memory(error)
         print_line(f"{script}: interrupted", sys.stderr)
         print_resume_command(folder)
-        sys.exit(128 + next(iter(error.args), signal.SIGINT))  # a second Ctrl-C has no number
+        sys.exit(128 + next(iter(error.args), signal.SIGINT))  # Python's own Ctrl-C has no number
     finally:
         if lock:
             lock.release()
@@ -160,8 +160,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # ``load_checkpoint`` cuts event files to these lengths, and deletes those of length 0: they were
-    # written after the checkpoint, by a resumed run that ended without saving.
+    # ``load_checkpoint`` cuts event files to these lengths. A file unknown to the checkpoint gets 0
+    # and is deleted: a resumed run wrote it and ended without saving.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}

@@ -195,7 +195,7 @@ class PlayerOptions(ReplayOptions):
 
     @property
     def training_device(self) -> torch.device:
-        """The training device; the player process must reach the weights on it."""
+        """The training device, or the CPU: processes cannot share mps."""
         device = super().training_device
         return torch.device("cpu") if device.type == "mps" else device
 

@@ -114,7 +114,7 @@ def describe_device_error(error: Exception) -> str | None:
     if "shared memory" in line:
         return f"{line}; enlarge /dev/shm (Docker: --shm-size=1g)"
     if isinstance(error, torch.OutOfMemoryError):
-        sentences = line.split(". ")[:3]  # how much was asked for, and is free
+        sentences = line.split(". ")[:3]  # on what was requested and what is free
         return ". ".join(sentences) + "; a smaller --batch-size or --replay-size may fit"
     known = isinstance(error, torch.AcceleratorError) or line.startswith(DEVICE_ERRORS)
     return line if known else None
