@@ -30,8 +30,8 @@ def gather(device: torch.device, *tables: tuple[torch.Tensor, np.ndarray]) -> li
     for table, numbers in tables:
         shape = (*numbers.shape, *table.shape[1:])
         place = torch.empty(shape, dtype=table.dtype, pin_memory=pinned)
-        # NumPy copies a few hundred frames before torch's threads wake up. Without "clip", it would
-        # copy twice.
+        # While torch's threads wake up, NumPy has already copied a few hundred frames. Without
+        # "clip", it would copy twice.
         np.take(table.numpy(), numbers, axis=0, out=place.numpy(), mode="clip")
         sent.append(place.to(device, non_blocking=pinned))
     return sent

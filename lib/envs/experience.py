@@ -61,8 +61,8 @@ class ExperienceSource:
         self._states: list[Any] = []
         self._starts = np.ones(len(envs), dtype=bool)  # the next step begins an episode
         self._frames = np.zeros(len(envs), dtype=np.int64)  # steps of the current game
-        # What replays each game: its actions, and how it began. The first began from a seed, later
-        # ones from the emulator's state before their reset.
+        # What replays each game: its actions, and how it began. An environment's first game began
+        # from a seed; for later ones, the emulator's state before their reset is kept.
         seeds = game_seeds(seed, len(envs)).tolist()
         self._games = [{"seed": seed, "before": None, "actions": []} for seed in seeds]
 

@@ -90,7 +90,7 @@ def sample_softmax(values: Any, temperature: float, noise: Any = None) -> Any:
 
     Args:
         values: float32 (n, actions), torch or NumPy.
-        temperature: choose about a tenth of the usual gap between the best two values.
+        temperature: about a tenth of the usual gap between the best two values.
         noise: Gumbel noise, (n, actions); the sample is argmax(values + temperature * noise). None:
             torch draws it.
     """

@@ -1,1 +1,1 @@
-"""Players outside of the trainer: a process beside it (03, 04), and players on a cluster (09)."""
+"""Players beside the trainer: one process (03, 04 parallel), or a cluster (09)."""

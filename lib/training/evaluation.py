@@ -80,8 +80,8 @@ def play_games(
     depends on the others, unless ``q_function``'s values depend on the whole batch.
 
     Yields:
-        Lists of (number, episode) of ended games, one step late: while the next step is played. One
-        more list follows the last step.
+        While each step is played, a list of (number, episode) of the games that ended in the
+        previous step. A final list follows the last step.
     """
     randoms = [stream(seed, ACTIONS) for seed in games.seeds.tolist()]
     actions, playing = np.zeros(len(randoms), dtype=np.int64), np.arange(len(randoms))

@@ -1,8 +1,8 @@
 """A run in TensorBoard's HPARAMS tab: settings, machine, and outcome.
 
 The tab takes its columns from the first run, so each run names those of all rungs. TensorBoard
-keeps the first settings that it reads. So they are in their own file, read before the curves and
-replaced on resume.
+keeps the first settings that it reads. The settings are therefore in their own file, read before
+the curves; a resumed run replaces it.
 """
 
 import time

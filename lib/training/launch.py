@@ -161,7 +161,7 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     if notice:
         print_line(notice)
     # ``load_checkpoint`` cuts event files to these lengths. A file unknown to the checkpoint gets 0
-    # and is deleted: a resumed run wrote it and ended without saving.
+    # and is deleted: an earlier attempt to resume wrote it and saved no checkpoint.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}

@@ -26,7 +26,7 @@ class PlayEvents(EventEnum):
     TRAINING_BEGINS = "training_begins"  # before the first update
     EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
     BOUND_REWARD_REACHED = "reached"  # avg_reward reached --stop-reward for the first time
-    TRIAL_STEP = "trying"  # half of a trial's games made a step: two halves take turns
+    TRIAL_STEP = "trying"  # a trial's games step in two halves; one half made its step
     TRIAL_COMPLETED = "tried"  # the agent that would be saved has played its trial
     SOLVED = "solved"  # avg_reward reached --stop-reward, and the agent won its trial, if any
 
@@ -56,7 +56,7 @@ def batch_generator(
         batch_size: transitions per batch; None: the update samples them itself.
     """
     state = engine.state
-    # First an empty list: a resumed run may have stopped just before an update.
+    # Begin with an empty list: a run that stopped before an update makes it, then plays on.
     for steps in chain([()], experience):
         buffer.extend(steps)
         games = [game for new in steps for game in new.episodes]  # per frame: ended game or None

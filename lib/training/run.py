@@ -94,7 +94,7 @@ def end_on_signals() -> None:
 
 
 def on_signals(handler: Callable[[int, Any], Any]) -> None:
-    """Handle Ctrl-C, SIGTERM, and ``WARNINGS`` unless ignored, as SIGHUP is under ``nohup``."""
+    """Handle Ctrl-C, SIGTERM, and ``WARNINGS`` that are not ignored (``nohup`` ignores SIGHUP)."""
     asked = [number for number in WARNINGS if signal.getsignal(number) is not signal.SIG_IGN]
     set_signals(dict.fromkeys([signal.SIGINT, signal.SIGTERM, *asked], handler))
 
