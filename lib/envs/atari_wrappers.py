@@ -261,7 +261,7 @@ def make_atari(
     """Make an Atari game with no-op starts and frame skip.
 
     When a game ends, ``info["episode"]`` has its unclipped reward ``r`` and its length ``l`` in
-    agent steps, including FIRE and no-ops of outer wrappers.
+    agent steps, including FIRE and no-ops that outer wrappers press.
 
     Args:
         env_id: a NoFrameskip game, such as PongNoFrameskip-v4.

@@ -194,7 +194,7 @@ class ReplayBuffer(ReplayRings):
     def extend(self, steps: Sequence[Transitions]) -> None:
         """Store steps in order; the environments must be the same in all calls."""
         for new in steps:
-            # First frames of new episodes are stored before the others; each fills its whole state.
+            # Store the first frames of new episodes first. A first state repeats its frame.
             firsts = self._frames_written + np.cumsum(new.episode_starts) - 1
             states = np.where(new.episode_starts[:, None], firsts[:, None], self._states)
             numbers = self._frames_written + len(new.first_frames) + np.arange(len(new.frames))

@@ -75,8 +75,8 @@ def keep_freed_memory() -> None:
 def free_cores() -> int:
     """Count the cores of this process that no other program uses now; 1 or more.
 
-    An update's threads wait for each other: if a program uses one of two cores, 08 keeps half of
-    its FPS with two threads, but 80 % with one.
+    An update's threads wait for each other: if a program uses one of two cores, 08 keeps 53 to 60 %
+    of its FPS with two threads, but 80 % with one.
     """
     busy = psutil.cpu_percent(0.3, percpu=True)
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS

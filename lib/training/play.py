@@ -56,7 +56,7 @@ def batch_generator(
         batch_size: transitions per batch; None: the update samples them itself.
     """
     state = engine.state
-    # Begin with an empty list: a run that stopped before an update makes it, then plays on.
+    # The empty list makes a resumed run catch up on the update that was due when it stopped.
     for steps in chain([()], experience):
         buffer.extend(steps)
         games = [game for new in steps for game in new.episodes]  # per frame: ended game or None

@@ -18,7 +18,7 @@ class SpeedrunOptions(PrecisionOptions):
     batch_size: int = option(64, "frames per update, from the last rollout", low=1, high=65_536)
     epochs: float = option(4.0, "how often each frame is used at the start", low=0.01)
     epochs_final: float = option(1.0, "the same at the end", low=0.01)
-    averaged: int = option(1_000, "updates over which the weights are averaged at the end", low=1)
+    averaged: int = option(1_000, "the acting weights average up to so many updates", low=1)
     envs: int = playing_option(32, "environments, stepped together", low=1, high=16_384)
     rollout: int = playing_option(64, "frames of each environment in a rollout", low=1, high=1_024)
     trial_games: int = option(
