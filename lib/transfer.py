@@ -30,8 +30,8 @@ def gather(device: torch.device, *tables: tuple[torch.Tensor, np.ndarray]) -> li
     for table, numbers in tables:
         shape = (*numbers.shape, *table.shape[1:])
         place = torch.empty(shape, dtype=table.dtype, pin_memory=pinned)
-        # NumPy gathers, not torch, whose threads take longer to wake up than NumPy to copy a few
-        # hundred frames. Without "clip", NumPy would copy twice.
+        # NumPy copies a few hundred frames in less time than torch needs to wake its threads.
+        # Without "clip", it would copy twice.
         np.take(table.numpy(), numbers, axis=0, out=place.numpy(), mode="clip")
         sent.append(place.to(device, non_blocking=pinned))
     return sent

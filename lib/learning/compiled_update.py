@@ -135,8 +135,8 @@ def graph_or_eager(
 ) -> Callable[[], Result]:
     """Capture a function as one CUDA graph if the device supports it; otherwise return it.
 
-    Capturing calls the function, and then restores the tensors in ``changing``; leave out those
-    that the caller restores. ``name`` is for the warning.
+    Capturing calls the function, which may change tensors; those in ``changing`` get their old
+    values back. ``name`` is for the warning.
     """
     if not (captures and is_asynchronous(device)):
         return function

@@ -160,8 +160,8 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
     file, checkpoint, notice = read_latest(folder)
     if notice:
         print_line(notice)
-    # ``load_checkpoint`` cuts event files to these lengths. If the checkpoint does not know a file,
-    # it was left by a resumed run that saved nothing: length 0 lets it be deleted.
+    # The checkpoint has the length of each event file, and ``load_checkpoint`` cuts files to it. A
+    # file that it does not know was left by a resumed run that saved nothing: 0 lets it be deleted.
     progress = checkpoint["progress"]
     files = [events.name for events in folder.glob(EVENT_FILES)]
     progress["events"] = {name: progress["events"].get(name, 0) for name in files}

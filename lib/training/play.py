@@ -26,7 +26,7 @@ class PlayEvents(EventEnum):
     TRAINING_BEGINS = "training_begins"  # before the first update
     EPISODE_COMPLETED = "episode_completed"  # a whole game, not a life
     BOUND_REWARD_REACHED = "reached"  # avg_reward reached --stop-reward for the first time
-    TRIAL_STEP = "trying"  # a trial's games step in two halves; one half made its step
+    TRIAL_STEP = "trying"  # one of a trial's two groups of games made a step
     TRIAL_COMPLETED = "tried"  # the agent that would be saved has played its trial
     SOLVED = "solved"  # avg_reward reached --stop-reward, and the agent won its trial, if any
 
