@@ -79,8 +79,7 @@ def parse() -> argparse.Namespace:
         display = os.environ.get("DISPLAY", "not set")
         parser.error(f"--render: no display answers (DISPLAY is {display})")
     try:
-        args.checkpoint = checkpoints.find_checkpoint(args.run_dir)
-        args.contents = checkpoints.read_checkpoint(args.checkpoint)
+        args.checkpoint, args.contents, args.notice = checkpoints.read_first(args.run_dir)
         args.network, args.preprocessing = load_agent(args.contents)
     except checkpoints.CheckpointError as error:
         if listed := checkpoints.list_runs(args.run_dir):
@@ -131,6 +130,8 @@ def export(checkpoint: dict[str, Any], network: DQN, file: Path) -> None:
 def main() -> None:
     """Play, or export."""
     args = parse()
+    if args.notice:
+        print(args.notice)
     if args.export:
         export(args.contents, args.network, args.export)
         return

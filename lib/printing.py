@@ -30,7 +30,8 @@ def print_line(line: str, file: TextIO | None = None) -> None:
     file = file or sys.stdout
     try:
         tqdm.write(line, file=file)
-        file.flush()  # so that log files and pipes show it at once, too
+        if hasattr(file, "flush"):  # a notebook's stream may have none
+            file.flush()  # so that log files and pipes show it at once, too
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise

@@ -328,7 +328,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
             return
         for g in np.flatnonzero(used):
             places = (self._drawn[g] + np.arange(used[g])) % kept
-            self._noops[places, g] = self._next_noops(int(g), int(used[g]))
+            self._noops[places, g] = self._next_noops(self._randoms[g], int(used[g]))
         self._drawn += used
         noops = torch.from_numpy(self._noops)  # unused ones stay as they are
         self._noops_there.copy_(noops if SIMULATED else noops.pin_memory(), non_blocking=True)

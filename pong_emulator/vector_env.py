@@ -114,13 +114,14 @@ class BasePongVectorEnv(VectorEnv):
         self._draw_noops(DRAWS)
 
     def _draw_noops(self, draws: int) -> None:
-        self._noops = np.empty((draws, self.num_envs), np.int32)
-        self._randoms = [np.random.RandomState(seed) for seed in self._seeds]
-        for g in range(self.num_envs):
-            self._noops[:, g] = self._next_noops(g, draws)
+        randoms = [np.random.RandomState(seed) for seed in self._seeds]
+        noops = np.empty((draws, self.num_envs), np.int32)
+        for g, random in enumerate(randoms):
+            noops[:, g] = self._next_noops(random, draws)
+        self._randoms, self._noops = randoms, noops  # last: Ctrl-C may interrupt the draw
 
-    def _next_noops(self, g: int, count: int) -> np.ndarray:
-        numbers = _uniform(self._randoms[g], int(self._settings.noop_max), count)
+    def _next_noops(self, random: np.random.RandomState, count: int) -> np.ndarray:
+        numbers = _uniform(random, int(self._settings.noop_max), count)
         return np.maximum(numbers, 1)  # FIRE is one of them
 
     def _check_reset(self, options: dict[str, Any] | None) -> None:

@@ -18,6 +18,8 @@ import pytest
 import torch
 from conftest import ROOT, run_python
 
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs sessions and HOME of POSIX")
+
 
 def test_the_rung_says_in_one_line_that_numba_is_missing(tmp_path: Path) -> None:
     program = (

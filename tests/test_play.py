@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,10 +173,20 @@ def test_what_cannot_be_played_is_refused_in_one_line(tmp_path, trained, play, m
     result = play(run.parent)
     assert (result.code, result.out) == (2, "")
     assert result.error.splitlines()[1:] == [f"  {run}"]
-    (tmp_path / "checkpoints").mkdir()
+
+
+def test_the_first_whole_checkpoint_of_a_run_is_played(trained, play, tmp_path):
+    agent, place = find_checkpoint(trained("01_baseline").folder), tmp_path / "checkpoints"
+    place.mkdir()
     for kind in ("previous", "latest", "best", "solved"):  # each goes before the last ones
-        (tmp_path / "checkpoints" / f"{kind}.pt").touch()
+        shutil.copy(agent, place / f"{kind}.pt")
         assert find_checkpoint(tmp_path).stem == kind
+    for kind in ("solved", "best"):
+        (place / f"{kind}.pt").write_bytes(b"")
+    result = play(tmp_path, "--export", tmp_path / "agent.pt")
+    assert (result.code, result.out.count("\n")) == (0, 2)
+    assert "solved.pt is damaged" in result.out
+    assert "latest.pt takes its place\n" in result.out
 
 
 def test_its_help_fits_a_terminal(play, monkeypatch):

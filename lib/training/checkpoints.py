@@ -21,7 +21,7 @@ import torch
 from ignite.engine import Engine, Events
 
 FOLDER = "checkpoints"
-KINDS = ("solved", "best", "latest", "previous")  # play.py takes the first kind that exists
+KINDS = ("solved", "best", "latest", "previous")  # play.py takes the first whole one
 NEWEST = 5  # runs to list if the folder of all runs was given
 SETTINGS = "settings"  # key of the script and the hyperparameters
 EVENT_FILES = "events.out.tfevents.[1-9]*"  # of curves, see ``lib.training.hparams``
@@ -50,15 +50,16 @@ def list_runs(folder: Path, script: str = "*") -> str:
     return names and f"choose a run in {folder}; the newest:\n{names}"
 
 
-def read_latest(folder: Path) -> tuple[Path, dict[str, Any], str | None]:
-    """Return the newest whole checkpoint: file, content, and a notice if a newer one is damaged."""
-    file = find_checkpoint(folder, "latest", "previous")
+def read_first(path: Path, *kinds: str) -> tuple[Path, dict[str, Any], str | None]:
+    """Return file and content of the first whole checkpoint, and a notice if others are damaged."""
+    file = find_checkpoint(path, *kinds)
     try:
         return file, read_checkpoint(file), None
     except CheckpointError as damage:
-        file = folder / FOLDER / "previous.pt"
-        with suppress(CheckpointError):
-            return file, read_checkpoint(file), f"{damage}; {file.name} takes its place"
+        for kind in kinds or KINDS:
+            file = path / FOLDER / f"{kind}.pt"
+            with suppress(CheckpointError):
+                return file, read_checkpoint(file), f"{damage}; {file.name} takes its place"
         raise
 
 

@@ -20,7 +20,7 @@ from lib.learning.compiled_update import CapturedForward
 from lib.learning.dqn_model import DQN, NETWORKS
 from lib.printing import plural, print_line
 from lib.seeds import ACTIONS, TRIAL, game_seeds, stream
-from lib.training.checkpoints import SETTINGS, CheckpointError, find_checkpoint, read_checkpoint
+from lib.training.checkpoints import SETTINGS, CheckpointError, read_first
 from lib.training.play import PlayEvents
 from lib.training.run import Run
 from lib.transfer import upload
@@ -209,8 +209,8 @@ def describe(rewards: Sequence[float]) -> str:
 
 
 def read_agent(place: str | Path) -> tuple[DQN, Preprocessing]:
-    """Load the agent of a checkpoint or a run folder, see ``find_checkpoint``."""
-    return load_agent(read_checkpoint(find_checkpoint(Path(place))))
+    """Load the agent of a checkpoint or a run folder, see ``read_first``."""
+    return load_agent(read_first(Path(place))[1])
 
 
 def load_agent(checkpoint: dict[str, Any]) -> tuple[DQN, Preprocessing]:

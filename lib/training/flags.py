@@ -119,7 +119,7 @@ def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str
     try:
         if not kept.is_dir() and (listed := checkpoints.list_runs(place, script)):
             parser.exit(2, f"{parser.prog}: error: --resume: {listed}")
-        file, checkpoint, _ = checkpoints.read_latest(place)
+        file, checkpoint, _ = checkpoints.read_first(place, "latest", "previous")
     except (OSError, checkpoints.CheckpointError) as error:
         parser.error(f"--resume: {error}")
     settings, frames = checkpoint[checkpoints.SETTINGS], checkpoint["progress"]["frames"]

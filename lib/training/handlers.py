@@ -17,13 +17,14 @@ import signal
 import time
 from collections.abc import Callable
 from logging import CRITICAL, Logger
+from pathlib import Path
 from typing import Any
 
 from lib.learning.agents import QFunction
 from lib.learning.schedules import Schedule
 from lib.printing import print_line
-from lib.training.checkpoints import CheckpointError, save_checkpoints
-from lib.training.evaluation import read_agent, run_trial
+from lib.training.checkpoints import CheckpointError, read_first, save_checkpoints
+from lib.training.evaluation import load_agent, run_trial
 from lib.training.play import COUNTERS, PlayEvents, logged_episodes
 from lib.training.run import Failure, Run, end_on_signals, on_signals
 from lib.training.terminal import Terminal
@@ -132,16 +133,17 @@ def stop_when_solved(
 
 def load_weights(saved: dict[str, Any], run: Run) -> None:
     """Load the weights of ``--init-from``, or raise CheckpointError if they do not fit."""
-    weights = read_agent(place := run.params.init_from)[0].state_dict()
+    file, checkpoint, notice = read_first(Path(run.params.init_from))
+    weights = load_agent(checkpoint)[0].state_dict()
     try:
         for part in (saved[name] for name in ("net", "target_net") if name in saved):
             state = part.state_dict()  # also Adam's moments or an average, in 06 to 08 and 10
             parts = dict.fromkeys({"weights", "ema"} & state.keys(), weights)
             part.load_state_dict(state | parts if parts else weights)
     except (KeyError, RuntimeError):
-        message = f"--init-from: the network of {place} does not fit {run.script}"
+        message = f"--init-from: the network of {file} does not fit {run.script}"
         raise CheckpointError(message) from None
-    print_line(f"initial weights: {place}")
+    print_line(f"initial weights: {notice or file}")
 
 
 class Speed:

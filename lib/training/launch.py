@@ -29,7 +29,7 @@ from lib.training.checkpoints import (
     SETTINGS,
     CheckpointError,
     find_checkpoint,
-    read_latest,
+    read_first,
 )
 from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, free_cores, prepare_torch, process_as_before
@@ -157,7 +157,7 @@ def open_folder(params: Options, script: str) -> tuple[Path, dict[str, Any] | No
         print_line("this file system has no locks: do not resume a run before it has ended")
     if not params.resume:
         return folder, None, lock
-    file, checkpoint, notice = read_latest(folder)
+    file, checkpoint, notice = read_first(folder, "latest", "previous")
     if notice:
         print_line(notice)
     # The checkpoint has the length of each event file, and ``load_checkpoint`` cuts files to it. A
