@@ -382,7 +382,8 @@ def test_what_gpus_showed() -> None:
     told = f"On an H200, `10_thousands_of_games.py --cuda` reached 17 after {seconds:.0f} seconds"
     assert told in one_line(ROOT / "README.md")
     fps_06, fps_01 = (f"{found[rung].fps:,.0f}" for rung in ("06", "01"))
-    told = f"[{fps_06} FPS](docs/gpu.md#what-gpus-showed) with `06`, {fps_01} with `01`"
+    told = f"[{fps_06} FPS](docs/gpu.md#what-gpus-showed) with `06` in bfloat16, "
+    told += f"{fps_01} with `01`"
     assert told in one_line(ROOT / "README.md")
     assert f"`06` made {fps_06} FPS and `01` {fps_01}" in one_line(CHAPTER)
 
