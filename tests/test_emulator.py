@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 from pong_emulator import EmulatorError, PongVectorEnv, threads, vector_env
 from pong_emulator.pong import FIRE, LEFT, NOOP, RIGHT
-from pong_emulator.rom import BALL_Y, CLOCK, PADDLE_Y_A
+from pong_emulator.rom import BALL_Y, CLOCK, LAST_POINT, PADDLE_Y_A, POINTS_B
 from pong_emulator.television import GREYS, RGB
 
 import cv2
@@ -265,6 +265,20 @@ def test_threads_and_halves_of_a_step_make_no_difference(monkeypatch) -> None:
         for result in results[1:]:
             compare_results(f"call {number}", results[0], result)
         assert results[0][-1]["episode_frame_number"].min() > 0
+
+
+def test_a_game_that_ends_more_often_than_another_has_its_own_no_ops(monkeypatch) -> None:
+    """A game ends with the next point: soon where nobody moves, and late in a rally."""
+    (late := vector_env.new_game())[POINTS_B] = LAST_POINT - 1
+    monkeypatch.setattr(vector_env, "new_game", lambda: late)
+    monkeypatch.setattr(vector_env, "DRAWS", 2)
+    games, others, follow = envs(2), envs(2), following(1)
+    begun = games.reset()[1]["episode_frame_number"].tolist()[:1]
+    while len(begun) < 6:
+        *_, over, _, info = games.step([NOOP, *follow(games.ram[1:])])
+        begun += info["episode_frame_number"][:1][over[:1]].tolist()
+    assert info["episode_frame_number"][1] > 200
+    assert begun == [others.reset()[1]["episode_frame_number"][0] for _ in begun]
 
 
 @pytest.mark.parametrize("max_pool", [True, False])
