@@ -82,6 +82,9 @@ def test_it_prints_every_score_and_their_mean(trained, play, monkeypatch):
     sticky = play(run, *one, "--sticky").out
     assert "sticky" in sticky
     assert games[0] not in sticky
+    monkeypatch.setattr("play.play_game", lambda *_: signal.default_int_handler(2, None))
+    with pytest.raises(KeyboardInterrupt):  # in the first game: there is no mean
+        play(run)
 
 
 FULL = "play.py: failed: [Errno 28] No space left on device"
