@@ -131,8 +131,10 @@ def test_cores_that_others_use_are_not_free():
 
 
 def test_a_container_may_count_its_cores_anew_and_limit_them_and_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 10_000}, raising=False)
-    assert free_cores() == 2
+    monkeypatch.setattr("psutil.cpu_percent", lambda *_, **__: [0.0, 0.0, 100.0, 100.0])
+    for mine, free in (({2, 3}, 1), ({4, 10_000}, 2)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, mine=mine: mine, raising=False)
+        assert free_cores() == free
     monkeypatch.setattr(devices, "CONTAINER", tmp_path)
     for folder in ("cpu", "memory"):
         (tmp_path / folder).mkdir()
