@@ -588,6 +588,8 @@ def test_a_resumed_run_reaches_another_goal_anew(start):
     for goal in ((), ("--stop-reward", "0.15"), ("--stop-reward", "0.1")):
         error = one_line(start(*goal, of=run).error)
         assert "solved: watch it with play.py, or train on with a --stop-reward above 0.15" in error
+    (place := run.folder / "checkpoints").joinpath("previous.pt").replace(place / "latest.pt")
+    assert start(of=run, reward=1).code == 0  # the latest checkpoint of the solved run was lost
     assert start("--stop-reward", "1000", of=run, frames=90).code == 0
     assert "outcome/reached_frames" not in {tag for tag, *_ in curves(run.folder)}
 
