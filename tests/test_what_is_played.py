@@ -94,6 +94,7 @@ def test_settings_arrive_where_they_are_used(script, tmp_path, monkeypatch, game
     adam = [part.defaults["eps"] for part in saved.values() if isinstance(part, torch.optim.Adam)]
     assert adam in ([], [0.5])  # a new rung may have another optimizer
     assert "optimizer" in saved or saved["net"].epsilon == 0.5
+    assert {"target_net", "buffer", *["agent"] * (script not in PARALLEL)} <= saved.keys()
     # It falls from the first update on; where there is a player, more slowly: by its steps.
     begin, frames = (0, 200) if script in PARALLEL else (500, 100)
     falling = [epsilon(begin + part * frames // 2) for part in (-1, 0, 1, 2, 3)]
@@ -123,6 +124,7 @@ def test_a_lost_trial_sets_the_schedules_back(script, tmp_path, monkeypatch, gam
     monkeypatch.setattr(Engine, "run", lambda engine, data: engine.fire_event(tried))
     options = train(script, tmp_path, envs=2, seed=7)
     assert win_rate.value == 0.7
+    assert attach.call_args.args[3]["points"] is win_rate  # a resumed run begins with it
     assert game_seeds.call_args.args[0] == 7
     assert options.preprocessing.vector_env
 
@@ -246,3 +248,17 @@ def test_a_speedrun_learns_from_what_it_played(script, tmp_path, monkeypatch) ->
     assert np.mean(greedy) > 0.9
     # Each frame 4 times at the start and once at the end, from the second rollout on.
     assert done == int((len(played) - 13) * 3 * 4**0.75 / 9)
+
+
+@pytest.mark.usefixtures("console")
+def test_thousands_of_games_follow_their_schedules(tmp_path, monkeypatch) -> None:
+    module = importlib.import_module("10_thousands_of_games")
+    kept, win_rate = {}, Mock(return_value=0.6, state_dict=dict)  # the middle of the schedules
+    monkeypatch.setattr(module, "WinRate", lambda: win_rate)
+    monkeypatch.setattr(module, "epsilon_greedy", chosen := Mock(wraps=module.epsilon_greedy))
+    settings = {"envs": 4, "rollout": 10, "batch_size": 10, "epsilon_frames": 1}
+    updates_of(module.__name__, tmp_path, 20, lambda *args: kept.update(args[2]), **settings)
+    found = kept["net"].learning_rate, kept["net"].ema_step, chosen.call_args.args[1]
+    expected = [(7e-4 * 1.4e-4) ** 0.5, (1 / 200) ** 0.5, (0.06 * 0.01) ** 0.5]
+    assert [number.item() for number in found] == pytest.approx(expected)
+    assert chosen.call_count == 10 * win_rate.add.call_count == 30  # 9.1 updates per rollout
