@@ -25,6 +25,7 @@ RESULTS, CHAPTER = ROOT / "results/README.md", ROOT / "results/chapter.md"
 DEAD = ZEN4 / "dead-units/README.md"
 EARLIER, TECHNIQUES = ROOT / "results/earlier-runs.md", ROOT / "results/techniques.md"
 FPS = ZEN4 / "ladder-amp/runs.csv"
+SHIPPED = ZEN3 / "solved/runs"
 TO_17 = [place / "solved/runs" for place in (XEON, ZEN5, ZEN4)]
 LADDER = (*BOOK, "05_vector_env", "06_compiled_update", "09_many_machines")
 NAMES = {"04_new_wrappers_n_env": "04, environments", "04_new_wrappers_parallel": "04, parallel"}
@@ -78,8 +79,12 @@ def span(values: list[float], form: str) -> str:
 @pytest.mark.parametrize("script", LADDER[1:])
 def test_the_ladder(script: str) -> None:
     """Minutes follow from frames and from the FPS of runs that were alone."""
-    told = table("README.md", "The ladder")[f"{script}.py"][1]
+    told, *to_17 = table("README.md", "The ladder")[f"{script}.py"][1:]
     assert told == f"{fps(script):.0f}" == f"{readme_fps()[script]:.0f}"
+    reached = [one.to_bar[0] for one in runs(SHIPPED)[script]]
+    minutes = [each / fps(script) / 60 for each in reached]
+    forms = (([each / 1e6 for each in reached], "{:.2f}"), (minutes, "{:.0f}"))
+    assert to_17 == [span(values, form) if values else "" for values, form in forms]
     needed, base = frames(script), [each / fps(BASELINE) for each in frames(BASELINE)]
     found = [each / fps(script) for each in needed]
     pairs = zip(found, filter(math.isfinite, base), strict=False)
@@ -129,7 +134,7 @@ def test_the_frames_to_17() -> None:
 
 
 def test_runs_in_readme_have_the_settings_that_ship() -> None:
-    others = [ZEN3 / "in-training/runs", ZEN4 / "thousands/runs", ZEN4 / "held-out/runs"]
+    others = [SHIPPED, ZEN3 / "in-training/runs", ZEN4 / "thousands/runs", ZEN4 / "held-out/runs"]
     for found in (runs(*TO_17), *map(runs, others)):
         for one in chain.from_iterable(found.values()):
             assert changed(one).keys() <= {"amp"}
@@ -140,10 +145,18 @@ def test_the_runs_with_other_seeds() -> None:
     dead = [f"{runs(TO_17[2])[script][1].frames:,}" for script in LADDER[1:4]]
     assert "stopped them after {}, {} and {} frames".format(*dead) in one_line(EARLIER)
     assert all(f"never: stopped after {frames}" in page for frames in dead)
-    games = (ZEN4 / "solved/games.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("place", "count"), [(ZEN4, 11), (ZEN3, 2)])
+def test_the_games_of_a_page(place: Path, count: int) -> None:
+    """Of both 04 there are also games as trained."""
+    page = (place / "solved/README.md").read_text(encoding="utf-8").replace("**", "")
+    games = (place / "solved/games.txt").read_text(encoding="utf-8")
     means = re.findall(r"30 games, mean (.*), standard deviation .*, (.* to .*)", games)
-    assert len(means) == 11  # of 04 also games as trained
+    assert len(means) == count
     assert all(f"{float(mean):.1f} ({bounds})" in page for mean, bounds in means)
+    for one in chain.from_iterable(runs(place / "solved/runs").values()):
+        assert not one.solved or f"{one.to_bar[0]:,.0f}" in page
 
 
 def networks(file: str = "alive") -> dict[tuple[str, ...], dict[int, dict[str, str]]]:
