@@ -29,7 +29,6 @@ from benchmarks.charts import new_figure, save
 from benchmarks.ladder import choose, has_replay_buffer
 from benchmarks.measuring import add_counts, add_out, chosen_device, output_of
 from benchmarks.profiled import LAPS, MEASURED, OPERATORS, PARTS, PLAYER, TRAINER, WARM_UP
-from benchmarks.records import readme_fps
 from benchmarks.report import HARDWARE, here, join_machine, write_table
 from lib.training.machine import describe_machine
 
@@ -192,15 +191,12 @@ def draw(
     until: int | None,
     machine: str,
 ) -> None:
-    """Draw the bars of each worker below its rung, with the FPS here and in README."""
+    """Draw the bars of each worker below its rung and its FPS."""
     figure, axes = new_figure(machine, 13.3, 1.6 + 0.42 * len(workers))
     y, places, above = 0.0, [], ""
     for one, theirs in zip(workers, bars, strict=True):
         if one.rung != above:
-            name = f"{one.rung}: {one.fps:,.0f} FPS"
-            if there := readme_fps().get(one.rung):
-                name += f" (README, in bfloat16: {there:,.0f})"
-            axes.text(0, y + 0.7, name, fontsize=13)
+            axes.text(0, y + 0.7, f"{one.rung}: {one.fps:,.0f} FPS", fontsize=13)
             y, above = y + 0.85, one.rung
         y += 1.05
         places.append(y - 0.5)
