@@ -4,9 +4,8 @@
     C=epyc-zen4-2core
     PYTHONPATH=.. python -m benchmarks.pictures $A $B $C/solved/runs $C/held-out/runs
 
-Each rung is drawn as its median run by frames to 17, of an even number the faster one. Minutes of
-07 and 08 are measured; those of the others, which shared the machine, are frames divided by the FPS
-in README.
+Each rung is drawn as its median run by frames to 17 (of an even number, the faster). Except for 07
+and 08, which ran alone, minutes are frames divided by the FPS in README.
 """
 
 import argparse

@@ -51,7 +51,7 @@ def list_runs(folder: Path, script: str = "*") -> str:
 
 
 def read_first(path: Path, *kinds: str) -> tuple[Path, dict[str, Any], str | None]:
-    """Return file and content of the first whole checkpoint, and a notice if others are damaged."""
+    """Return the first whole checkpoint: file, content, and a notice if others are damaged."""
     file = find_checkpoint(path, *kinds)
     try:
         return file, read_checkpoint(file), None

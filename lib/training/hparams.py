@@ -1,8 +1,8 @@
 """A run in TensorBoard's HPARAMS tab: settings, machine, and outcome.
 
 The tab takes its columns from the first run, so each run names those of all rungs. TensorBoard
-keeps the first settings that it reads. The settings are therefore in their own file, read before
-the curves; a resumed run replaces it.
+keeps the first settings that it reads. So settings have their own file, read before the curves; a
+resumed run replaces it.
 """
 
 import time
