@@ -4,8 +4,8 @@ Each rung, with its player process, runs under torch's profiler. A table shows t
 choosing actions, learning and waiting; a timeline shows the first milliseconds. FPS are measured
 before the profiler starts, because it slows a rung down. Flags after -- go to every rung.
 
-    python -m benchmarks breakdown 01_baseline 03_parallel
-    python -m benchmarks breakdown 01 03 05 08 -- --amp       results/timeline.png
+    python -m benchmarks breakdown 01_baseline 03_parallel -- --amp
+    python -m benchmarks breakdown 01 03 05 08 --milliseconds 300    results/timeline.png
 
 Files: breakdown.md, breakdown.csv, breakdown.png, timeline.png, and for each rung a folder with its
 traces, for ui.perfetto.dev, and torch's table of its longest operators.
