@@ -490,6 +490,7 @@ def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(start):
     assert again.code == 0, again.error
     assert "resumed after 39 frames, 20 updates" in again.out
     assert "previous.pt takes its place" in again.out
+    assert re.search("best.pt is damaged.*; the next best agent takes its place\n", again.out)
     updates = [read_checkpoint(file)["progress"]["iteration"] for file in again.checkpoints()]
     assert updates == [25, 25, 20]  # the damaged one is none of them
 

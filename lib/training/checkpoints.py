@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lib.printing import print_line
 from lib.training.run import Run
 
 import torch
@@ -110,8 +111,11 @@ def save_checkpoints(
     figures = {"progress": RunProgress(engine, run), **figures}
     best = -math.inf
     if run.checkpoint:
-        with suppress(CheckpointError):  # damaged or missing
-            best = read_checkpoint(folder / "best.pt")["progress"]["avg_reward"]
+        try:
+            if (file := folder / "best.pt").exists():
+                best = read_checkpoint(file)["progress"]["avg_reward"]
+        except CheckpointError as damage:
+            print_line(f"{damage}; the next best agent takes its place")
         load_checkpoint(engine, run, saved, figures)
 
     def save() -> None:
