@@ -81,6 +81,10 @@ def span(values: list[float], form: str) -> str:
     return form.format(least) + f" to {form.format(most)}" * (least != most)
 
 
+def change(figure: float, baseline: float) -> str:
+    return f"{100 * (figure / baseline - 1):+.0f} %"
+
+
 @pytest.mark.parametrize("script", LADDER[1:])
 def test_the_ladder(script: str) -> None:
     told, *to_17 = table("README.md", "The ladder")[f"{script}.py"][1:]
@@ -91,7 +95,7 @@ def test_the_ladder(script: str) -> None:
     needed, base = frames(script), [each / fps(BASELINE) for each in frames(BASELINE)]
     found = [each / fps(script) for each in needed]
     pairs = zip(found, filter(math.isfinite, base), strict=False)
-    changes = [f"{100 * (one / other - 1):+.0f} %" for one, other in pairs]
+    changes = [change(*pair) for pair in pairs]
     assert table(EARLIER, "Frames and minutes")[f"{script}.py"][:3] == [
         span([each / 1e6 for each in needed], "{:.2f}") + ", one never" * needed.count(math.inf),
         span([each / 60 for each in found], "{:.0f}"),
@@ -101,7 +105,7 @@ def test_the_ladder(script: str) -> None:
 
 def beside(figure: float, baseline: float) -> str:
     """A figure and its change against that of 01."""
-    return f"{figure:.0f}" + f" ({100 * (figure / baseline - 1):+.0f} %)" * (figure != baseline)
+    return f"{figure:.0f}" + f" ({change(figure, baseline)})" * (figure != baseline)
 
 
 @pytest.mark.parametrize("script", BOOK)
@@ -367,7 +371,7 @@ def test_what_contradicts_the_chapter_is_in_the_linked_tables() -> None:
     for file, seeds in ((ZEN5 / "ladder-fps/runs.csv", 3), (FPS, 5)):
         two, three, *four = (fps(script, file=file, seeds=seeds) for script in list(BOOK)[2:])
         for gains, new, old in zip(both.values(), four, (two, three), strict=True):
-            gains.append(f"{100 * (new / old - 1):+.0f} %")
+            gains.append(change(new, old))
     rows = table(CHAPTER, "What cheaper wrappers bring")
     assert {name: row[1:] for row, name in ((rows[r], r[-15:]) for r in rows if "04" in r)} == both
     told = "cheaper wrappers bring {} FPS (Zen 5, float32) or {} (Zen 4, `--amp`)"
