@@ -1,8 +1,7 @@
-"""Draw the pictures of results/earlier-runs.md: smoothed reward over frames and over minutes.
+"""Draw the runs in README's table: smoothed reward over frames and over minutes.
 
-    cd results; A=xeon-amx-2core/solved/runs; B=epyc-zen5-2core/solved/runs
-    C=epyc-zen4-2core
-    PYTHONPATH=.. python -m benchmarks.pictures $A $B $C/solved/runs $C/held-out/runs
+    cd results; A=epyc-zen3-2core/solved/runs; B=epyc-zen4-2core/held-out/runs
+    PYTHONPATH=.. python -m benchmarks.pictures $A $B
 
 Each rung is drawn as its median run by frames to 17 (of an even number, the faster). Except for 07
 and 08, which ran alone, minutes are frames divided by the FPS in README.
@@ -25,8 +24,7 @@ def main() -> None:
     args = parser.parse_args()
     rungs: dict[str, list[Record]] = defaultdict(list)
     for record in (record for folder in args.folders for record in read_records(folder)):
-        if not record.script.startswith("04") or not record.settings["noop_max"]:
-            rungs[record.script].append(record)
+        rungs[record.script].append(record)
     fps = readme_fps()
     for file, x_label in {"ladder": "million frames", "ladder-minutes": "minutes"}.items():
         figure, axes = new_figure("", 9, 4.8)
