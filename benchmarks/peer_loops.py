@@ -143,11 +143,14 @@ def sb3(args: argparse.Namespace) -> None:
         seed=args.seed,
         device=args.device,
     )
+    # It has no switch for autocast. One context around all updates would keep its first copies of
+    # the weights, and learn nothing.
+    autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.amp)
+    model.train = autocast(model.train)
     silent = 10**9  # episodes between lines of its log
     model.learn(REPLAY_INITIAL, log_interval=silent)
     begin, filled = now(), model.num_timesteps
-    with torch.autocast(args.device, torch.bfloat16, enabled=args.amp):  # it has no switch for it
-        model.learn(args.frames, log_interval=silent, reset_num_timesteps=False)
+    model.learn(args.frames, log_interval=silent, reset_num_timesteps=False)
     print(f"{(model.num_timesteps - filled) / (now() - begin):.3f} FPS")
 
 
