@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         f"Seeds 0 to {args.rounds - 1}, one per round, all in turn; {args.frames:,} frames "
         f"after filling the replay buffer with {REPLAY_INITIAL:,}; epsilon {EPSILON:g}",
         "Medians (and their range), ratios round by round; the loop around ptan's parts is ours",
-        "Stable-Baselines3 uses the smooth L1 loss and clips gradients; with --amp, each update runs "
+        "Stable-Baselines3 uses the smooth L1 loss and clips gradients; with --amp, updates run "
         "under autocast. For an update per four frames, it has one environment, the ladder four",
     ]
     title = "The same work on this ladder and its peers" + ", in bfloat16 autocast" * args.amp
