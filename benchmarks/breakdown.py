@@ -2,7 +2,8 @@
 
 Each rung, with its player process, runs under torch's profiler. A table shows the time of playing,
 choosing actions, learning and waiting; a timeline shows the first milliseconds. FPS are measured
-before the profiler starts, because it slows a rung down. Flags after -- go to every rung.
+before the profiler starts, because it slows a rung down; only in a player process is it on from the
+start. Flags after -- go to every rung.
 
     python -m benchmarks breakdown 01_baseline 03_parallel -- --amp
     python -m benchmarks breakdown 01 03 05 08 --milliseconds 300    results/timeline.png

@@ -369,7 +369,7 @@ def test_the_findings_of_the_record() -> None:
 
 
 def test_what_contradicts_the_chapter_is_in_the_linked_tables() -> None:
-    text = CHAPTER.read_text(encoding="utf-8").split("## Where it contr")[1]
+    text = CHAPTER.read_text(encoding="utf-8").split("## Claims and m")[1]
     claims = re.findall(r"^\| (.+?) \| .+? \| (.+?) \| \[.+\]\((.+)\) \|$", text, re.MULTILINE)
     assert len(claims) == 9
     both = {"(04 against 02)": [], "(04 against 03)": []}
