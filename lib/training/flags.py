@@ -52,9 +52,10 @@ def shortened(name: str) -> str:
 
 def parse(options: type[Options], description: str, argv: Sequence[str] | None = None) -> Options:
     """Read the command line; a bad value ends the program with one line and exit code 2."""
+    paragraphs = description.replace("``", "").split("\n\n")
     parser = FlagParser(
         usage="%(prog)s [flags]",
-        description="\n\n".join(textwrap.fill(part, 80) for part in description.split("\n\n")),
+        description="\n\n".join(textwrap.fill(part, 80) for part in paragraphs),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

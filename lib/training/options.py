@@ -116,8 +116,11 @@ class CommonOptions:
 
     def notices(self) -> Iterator[str]:
         """Yield a line for each thing that this device does differently."""
-        if self.training_device.type == "mps":
+        here = self.training_device
+        if here.type == "mps":
             yield "mps: no CUDA graphs, no compilation, and float32 by default"
+        if self.amp and here.type == "cpu" and choose_precision(here) != "bfloat16":
+            yield "--amp: this processor has no units for bfloat16, so updates are slower with it"
 
     @property
     def preprocessing(self) -> Preprocessing:
