@@ -6,7 +6,6 @@ file and would not notice a change in a function that it calls.
 
 import atexit
 import hashlib
-import os
 import shutil
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from llvmlite.binding import get_host_cpu_name
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 from numba import types
 
 # Without `_nrt=False` Numba counts the references to every array that it passes on, which took 87 %
@@ -76,7 +75,8 @@ def kept_in(package: Path) -> Path:
     """Return a package's cache folder: in its ``__pycache__``, at home, or a temporary one."""
     # Everything that makes another translation or compilation necessary.
     text = f"{__package__} {package.absolute()} {get_host_cpu_name()} "
-    text += f"{numba.__version__} {sys.implementation.cache_tag}"
+    text += f"{get_host_cpu_features().flatten()} {numba.__version__} "
+    text += f"{sys.implementation.cache_tag}"
     digest = hashlib.sha256(text.encode())
     for file in sorted(package.glob("*.py")):
         digest.update(file.read_bytes())
@@ -97,6 +97,5 @@ def _made(parent: Path, name: str) -> Path:
             with suppress(FileNotFoundError):  # another process is doing the same
                 if other != made and other.stat().st_mtime < time.time() - KEPT:
                     shutil.rmtree(other, ignore_errors=True)
-    if not os.access(made, os.W_OK):
-        raise PermissionError(made)
+    tempfile.TemporaryFile(dir=made).close()  # on Windows, ``os.access`` knows no permissions
     return made

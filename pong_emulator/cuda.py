@@ -222,9 +222,12 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     def reset(
         self, *, seed: Seed | None = None, options: dict[str, Any] | None = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Begin new games, see ``ThreadedPongVectorEnv.reset``."""
+        """Begin new games, see ``ThreadedPongVectorEnv.reset``; wait until the last ones stop."""
         self._check_reset(options)
-        if seed is not None:
+        if seed is None:  # resets use up no-ops, too
+            self.check(self.counts().cpu().numpy())
+            self._counts, self._steps = None, 0
+        else:
             self._seed(seed)
         self._playing = []
         tables = self._games, self._beginnings, self._noops_there

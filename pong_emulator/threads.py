@@ -63,6 +63,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
             EmulatorError: a picture changed too often to be drawn.
         """
         self._check_reset(options)
+        self._notice_fork()
         self._wait()
         if seed is not None:
             self._seed(seed)
@@ -96,6 +97,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
             gymnasium.error.NoAsyncCallError: ``send`` was not called before.
             EmulatorError: a picture changed too often to be drawn.
         """
+        self._notice_fork()
         if not self._playing:
             raise NoAsyncCallError("recv: call send first", "recv")
         last = self._wait()
@@ -117,6 +119,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return everything but the threads, for pickle and deepcopy; a copy starts its own."""
+        self._notice_fork()
         if self._playing:
             raise AlreadyPendingCallError("copy: call recv first, the games are on", "copy")
         wait(self._handed_on)
@@ -130,12 +133,20 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         self._pool, self._process = ThreadPoolExecutor(len(self._shares), "pong"), os.getpid()
         self._handed_on: list[Future] = []
 
+    def _notice_fork(self) -> None:
+        """In a forked process, which has no threads, begin new ones; a step in progress is lost."""
+        if self._process != os.getpid():
+            self._begin_threads()
+            if self._playing:
+                self._playing = self._observations = None  # only ``reset`` is possible
+
     def close_extras(self, **kwargs: Any) -> None:
         self._playing = None
         self._pool.shutdown()
 
     def _begin(self, call: str, actions: np.ndarray, own: list[Share]) -> None:
         """Begin a step; whoever waits for it plays ``own``, the last shares."""
+        self._notice_fork()
         self._check_turn(call)
         actions = np.asarray(actions)
         good = actions.dtype.kind in "iu" and actions.shape == (self.num_envs,)
@@ -151,13 +162,13 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         self._results = np.empty(self.num_envs, np.int32), *ends
         task = actions, before, self._observations
         others = self._shares[: len(self._shares) - len(own)]
-        self._handed_on = [self._pool.submit(self._play, *share, *task) for share in others]
+        self._handed_on = []
+        for share in others:  # one by one, as Ctrl-C may come in between
+            self._handed_on.append(self._pool.submit(self._play, *share, *task))
         self._playing = self._handed_on, [partial(self._play, *share, *task) for share in own]
 
     def _settle(self) -> None:
         """Wait until no thread plays, and draw no-ops if a game has none left for a reset."""
-        if self._process != os.getpid():
-            self._begin_threads()  # a forked process has no threads
         wait(self._handed_on)  # a step that Ctrl-C interrupted is still played
         if self._state[NOOPS_DRAWN].max() == len(self._noops):
             self._draw_noops(2 * len(self._noops))

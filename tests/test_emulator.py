@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -332,9 +333,9 @@ def test_an_error_in_any_thread_is_raised_when_nobody_plays_any_more(mine, befor
     raised.set()
 
 
-@pytest.mark.parametrize("call", ["step", "copy", "reset"])
+@pytest.mark.parametrize("call", ["step", "copy", "reset", "reset after one of two shares"])
 def test_what_follows_an_interruption_waits_for_the_step(call, before_a_share, monkeypatch) -> None:
-    games, others, goes_on = begun(), begun(threads=1), threading.Event()
+    games, others, goes_on = begun(threads=3), begun(threads=1), threading.Event()
     others.step(RANDOM[0])
 
     def hold() -> None:
@@ -342,14 +343,20 @@ def test_what_follows_an_interruption_waits_for_the_step(call, before_a_share, m
             goes_on.wait(timeout=60)
 
     before_a_share(hold)
-    wait = threads.wait
-    monkeypatch.setattr(threads, "wait", Mock(side_effect=[None, KeyboardInterrupt]))
-    with pytest.raises(KeyboardInterrupt):
-        games.step(RANDOM[0])
+    wait, interrupt = threads.wait, Mock(side_effect=KeyboardInterrupt)
+    with monkeypatch.context() as patch:
+        if "shares" in call:
+            submits = iter([threads.ThreadPoolExecutor.submit])
+            submit = lambda *task: next(submits, interrupt)(*task)  # noqa: E731
+            patch.setattr(threads.ThreadPoolExecutor, "submit", submit)
+        else:
+            patch.setattr(threads, "wait", Mock(side_effect=[None, KeyboardInterrupt]))
+        with pytest.raises(KeyboardInterrupt):
+            games.step(RANDOM[0])
     monkeypatch.setattr(threads, "wait", lambda futures: goes_on.set() or wait(futures))
     if call == "copy":
         games = deepcopy(games)
-    if call == "reset":
+    if "reset" in call:
         compare_results(call, games.reset(), others.reset())
     play_alike(RANDOM[1:20], games, others)
 
@@ -468,6 +475,31 @@ def test_games_go_on_in_a_fork() -> None:
     process = fork.Process(target=lambda: theirs.send(games.step([2] * 4)[0]), daemon=True)
     process.start()
     assert ours.poll(60)
+    assert np.array_equal(ours.recv(), games.step([2] * 4)[0])
+    process.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+def test_a_fork_during_a_step_begins_anew(before_a_share) -> None:
+    games, goes_on, (ours, theirs) = begun(threads=2), threading.Event(), multiprocessing.Pipe()
+
+    def child() -> None:
+        with suppress(errors.NoAsyncCallError):
+            theirs.send(games.recv())
+        with suppress(errors.ResetNeeded):
+            theirs.send(games.step([2] * 4))
+        goes_on.set()
+        games.reset()
+        theirs.send(games.step([2] * 4)[0])
+
+    before_a_share(lambda: goes_on.wait(timeout=60) and 0)
+    games.send([0] * 4)
+    process = multiprocessing.get_context("fork").Process(target=child, daemon=True)
+    process.start()
+    assert ours.poll(60)
+    goes_on.set()
+    games.recv()
+    games.reset()
     assert np.array_equal(ours.recv(), games.step([2] * 4)[0])
     process.join()
 

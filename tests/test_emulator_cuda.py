@@ -56,8 +56,10 @@ np.savez(sys.argv[3], *play(np.load(sys.argv[2]), eval(sys.argv[1]) | {"device":
 
 def play(actions, settings):
     """Each step's results, frames and RAM, and the first game's last screen."""
+    resets = settings.pop("resets", 1)
     envs = PongVectorEnv(actions.shape[1], **settings)
-    observations, info = envs.reset()
+    for _ in range(resets):
+        observations, info = envs.reset()
     steps = [(observations, *np.zeros((3, len(observations)), int), *info.values(), envs.ram)]
     for action in actions:
         *results, info = envs.step(action)
@@ -72,9 +74,10 @@ def play(actions, settings):
         ({"stack": 2, "noop_max": 4, "max_num_frames_per_episode": 11, "games_per_warp": 1}, 5, 2),
         ({"seed": 4, "noop_max": 0, "max_pool": False, "frame_skip": 2}, 5, 2),
         ({"rows": (20, 61)}, 2, 1),
+        ({"rows": (20, 22), "resets": 19}, 4, 1),
         ({"seed": 5, "frame_skip": 1, "max_num_frames_per_episode": 1}, 12, 1),
     ],
-    ids=["cut short", "every picture alone", "some rows", "many resets"],
+    ids=["cut short", "every picture alone", "some rows", "resets without a step", "many resets"],
 )
 def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
     settings = {"seed": 3, "stack": 1, "noop_max": 3} | settings
