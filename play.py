@@ -37,14 +37,14 @@ from imageio_ffmpeg import write_frames
 from tqdm import tqdm
 
 SHIPPED = Path(__file__).parent / "weights" / "pong.pt"
-# For each kind of video: agent steps per picture, its speed, and ffmpeg's settings. A GIF is small:
-# 4 times as fast as the Atari (15 agent steps per second), with the game's own palette.
+# For each kind of video: agent steps per picture, its speed where a step has 4 emulated frames, and
+# ffmpeg's settings. A GIF is small: 4 times as fast as the Atari, with the game's own palette.
 COLOURS = "split[pictures][same];[same]palettegen=stats_mode=single[palette];"
 COLOURS += "[pictures][palette]paletteuse=new=1:dither=none"
 GIF = {"fps": 30, "codec": "gif", "pix_fmt_out": "pal8", "quality": None, "macro_block_size": 1}
-VIDEOS: dict[str, tuple[int, str, dict[str, Any]]] = {
-    ".mp4": (1, "at the Atari's speed", {"fps": 15, "macro_block_size": 2}),
-    ".gif": (2, "4 times as fast as the Atari", GIF | {"output_params": ["-vf", COLOURS]}),
+VIDEOS: dict[str, tuple[int, float, dict[str, Any]]] = {
+    ".mp4": (1, 1.0, {"fps": 15, "macro_block_size": 2}),
+    ".gif": (2, 4.0, GIF | {"output_params": ["-vf", COLOURS]}),
 }
 
 
@@ -165,8 +165,8 @@ def main() -> None:
                 print(f"{name}{game.reward:5.0f}  steps {game.steps:5,}", flush=True)
                 if filmed:
                     filmed.writer.close()  # completes the file
-                    speed = VIDEOS[args.video.suffix.lower()][1]
-                    print(f"{args.video} shows this game, {speed}", flush=True)
+                    speed = VIDEOS[args.video.suffix.lower()][1] * preprocessing.skip / 4
+                    print(f"{args.video} shows this game at {speed:g} times the Atari's speed")
         finally:  # after Ctrl-C, too
             score.close()
             if rewards:

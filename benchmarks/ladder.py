@@ -139,7 +139,8 @@ def run_rung(command: Command, run_dir: Path) -> int:
         try:
             rung.wait()
         finally:
-            rung.terminate()  # if we have to end; the rung then saves its record
+            if sys.platform != "win32":  # where Ctrl-C reached it, too, and this would kill it
+                rung.terminate()  # if we have to end; the rung then saves its record
             code = rung.wait()
             new = set(run_dir.glob(name)) - before  # later ones are another ladder's
             new = {files[0].parent} if files else new

@@ -7,7 +7,7 @@ import runpy
 import signal
 import sys
 from importlib.util import find_spec
-from itertools import chain, count, product
+from itertools import accumulate, chain, count, product
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -244,15 +244,16 @@ def test_the_players_own_error_ends_the_run_in_one_line(cluster):
 
 @needs_ray
 def test_players_may_start_slowly_but_then_have_a_time_limit(cluster, monkeypatch):
-    seconds, arrived = [0, 100], []  # when the players begin, and now
-    now = lambda: seconds.pop(0) if seconds[1:] else seconds[0]  # noqa: E731
-    monkeypatch.setattr("lib.parallel.cluster.monotonic", now)
+    steps, arrived = [0, 100, 0], []  # of the clock: the first wait for a message takes long
+    clock = accumulate(steps.pop(0) if steps[1:] else steps[0] for _ in count())
+    monkeypatch.setattr("lib.parallel.cluster.monotonic", lambda: next(clock))
 
     def learn() -> None:
         with joined(Silent, 1, cluster, player_timeout=70) as players:
             for new in players:
                 arrived.append(len(new))
-                seconds[0] += 30 * (1 in arrived)
+                if new:  # learning takes longer than the limit, and each wait 30 seconds
+                    steps[:] = [1_000, 30, 0, 30, 0, 30, 0]
 
     with pytest.raises(Failure, match="sent anything for 70 seconds"):
         learn()

@@ -18,7 +18,7 @@ from lib.training.checkpoints import SETTINGS, CheckpointError, describe_setting
 from lib.training.evaluation import Trial, load_agent, make_env, make_games, play_game, play_games
 from lib.training.options import WrapperOptions
 from lib.training.run import Run
-from lib.training.speedrun_options import EmulatorOptions, SpeedrunOptions
+from lib.training.speedrun_options import EmulatorOptions, SharedCoresOptions, SpeedrunOptions
 from lib.training.terminal import Terminal
 from pong_emulator.threads import ThreadedPongVectorEnv
 
@@ -116,6 +116,10 @@ def test_each_game_counts_once_when_it_ends_and_no_later_one(run, monkeypatch):
     chosen = np.bincount(np.concatenate(halves[1].actions)) / 3_000
     assert chosen[:2] == pytest.approx([1 / 4, 3 / 4], abs=0.03)
     assert 0 < chosen[2] < 0.01  # a third of epsilon
+    monkeypatch.setattr(evaluation, "make_games", lambda *_, **__: Uneven(1))
+    run.params = SharedCoresOptions(any_game=True, trial_games=2, stop_reward=-2.0)
+    other = evaluation.run_trial(three_to_one, Mock(state=SimpleNamespace(frames=0)), run)
+    assert (trial.least, other.least) == (0.0, -math.inf)
 
 
 NATURE = DQN((2, 84, 84), 6, channels=(4, 8, 8), hidden=16)
@@ -215,10 +219,24 @@ def test_all_games_must_be_won_with_a_mean_of_stop_reward(run, capsys):
         ([20.0] * 63 + [1.0], True, "64 of 64 new games, mean 19.7"),
     ):
         trial = Trial(64, rewards, run.params.stop_reward)
-        assert (trial.decided, trial.passed) == (True, passed)
-        engine = SimpleNamespace(state=SimpleNamespace(trial=trial), should_terminate=False)
-        Terminal(run).trial_completed(engine)
-        assert capsys.readouterr().out == f"trial: won {message}\n"
+        assert told_of(trial, run, capsys) == (True, passed, f"trial: won {message}\n")
+
+
+def test_in_games_other_than_pong_the_mean_decides_alone(run, capsys):
+    unfinished = Trial(4, [-9.0, 0.0, -1.0], -2.0, -math.inf)
+    assert (unfinished.decided, unfinished.passed) == (False, False)
+    for last, passed, message in (
+        (2.0, True, "4 new games, mean -2.0"),
+        (0.0, False, "4 new games, mean -2.5, below -2; training goes on"),
+    ):
+        trial = replace(unfinished, rewards=[-9.0, 0.0, -1.0, last])
+        assert told_of(trial, run, capsys) == (True, passed, f"trial: {message}\n")
+
+
+def told_of(trial, run, capsys) -> tuple[bool, bool, str]:
+    engine = SimpleNamespace(state=SimpleNamespace(trial=trial), should_terminate=False)
+    Terminal(run).trial_completed(engine)
+    return trial.decided, trial.passed, capsys.readouterr().out
 
 
 def test_the_bar_follows_the_trial_that_is_played(run, monkeypatch, capsys):

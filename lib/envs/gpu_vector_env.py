@@ -54,7 +54,7 @@ def emulated_games(
     return pong_emulator.PongVectorEnv(
         num_envs,
         device=device if plays_games(device) else "cpu",
-        threads=cores() if is_asynchronous(device) else torch.get_num_threads(),
+        threads=torch.get_num_threads() if device.type == "cpu" else cores(),
         games_per_warp=games_per_warp,
         stack=1,
         reward_clipping=False,

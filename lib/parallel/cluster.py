@@ -111,17 +111,18 @@ class Players:
         for number in [*range(self._params.players)] * AHEAD:
             self._ask(number)
         timeout = self._params.player_timeout
-        deadline = monotonic() + max(timeout, START_SECONDS)
+        limit = left = max(timeout, START_SECONDS)  # seconds of waiting, not of learning
         try:
             while True:
-                calls = list(self._calls)
+                calls, began = list(self._calls), monotonic()
                 ready, _ = self._ray.wait(calls, timeout=WAIT_SECONDS)
+                left -= monotonic() - began
                 if ready:  # take everything that has arrived
                     ready, _ = self._ray.wait(calls, num_returns=len(calls), timeout=0)
                 if arrived := [new for new in map(self._take, ready) if new]:
-                    deadline = monotonic() + timeout
-                elif monotonic() > deadline:
-                    raise Failure(f"no player sent anything for {timeout:g} seconds")
+                    limit = left = timeout
+                elif left < 0:
+                    raise Failure(f"no player sent anything for {limit:g} seconds")
                 yield arrived
         except Failure as failure:  # end as usual, with a checkpoint
             self._failed = failure

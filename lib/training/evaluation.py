@@ -3,6 +3,7 @@
 Vector environments play them together; ``play.py`` plays one by one, with pictures.
 """
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -156,10 +157,11 @@ class Trial:
     games: int
     rewards: Sequence[float]  # of the games that ended
     goal: float  # --stop-reward
+    least: float = 0.0  # a game with fewer points is lost; -inf: only the mean counts
 
     @property
     def won(self) -> int:
-        return sum(reward > 0 for reward in self.rewards)
+        return sum(reward > self.least for reward in self.rewards)
 
     @property
     def mean(self) -> float:
@@ -167,7 +169,7 @@ class Trial:
 
     @property
     def decided(self) -> bool:
-        return len(self.rewards) == self.games or min(self.rewards, default=0) < 0
+        return len(self.rewards) == self.games or min(self.rewards, default=0) < self.least
 
     @property
     def passed(self) -> bool:
@@ -181,7 +183,8 @@ def run_trial(agent: QFunction, engine: Engine, run: Run) -> Trial:
     """
     params = run.params
     seeds = game_seeds(params.seed, params.trial_games, TRIAL, engine.state.frames)
-    trial = Trial(params.trial_games, rewards := [], params.stop_reward)
+    least = -math.inf if getattr(params, "any_game", False) else 0.0  # others know no victory
+    trial = Trial(params.trial_games, rewards := [], params.stop_reward, least)
     engine.state.trial = trial
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more would only take cores from the games

@@ -85,10 +85,11 @@ class Terminal:
     def trial_completed(self, engine: Engine) -> None:
         trial, self.trial_steps = engine.state.trial, 0
         text = f"mean {trial.mean:.1f}" + f", below {trial.goal:g}" * (trial.mean < trial.goal)
-        if (worst := min(trial.rewards)) < 0:
+        if (worst := min(trial.rewards)) < trial.least:
             text = f"lost one by {-worst:g} points"
         end = "" if trial.passed or engine.should_terminate else "; training goes on"
-        print_line(f"trial: won {trial.won} of {trial.games} new games, {text}{end}")
+        won = f"won {trial.won} of " * (trial.least == 0)
+        print_line(f"trial: {won}{trial.games} new games, {text}{end}")
 
     def frames_played(self, engine: Engine) -> None:
         state, done = engine.state, 0.0
