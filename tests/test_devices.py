@@ -9,13 +9,13 @@ from unittest.mock import Mock
 from lib import devices
 from lib.devices import compiles, cores, missing_device, playing_threads
 from lib.envs.gpu_vector_env import emulated_games
-from lib.envs.preprocessing import Preprocessing
 from lib.gpu_checks import fallbacks, try_optimised
 from lib.training import launch as rungs
 from lib.training.flags import parse
 from lib.training.machine import free_cores, prepare_torch
 from lib.training.options import CommonOptions, PlayerOptions, PrecisionOptions, ReplayOptions
 from lib.training.run import Run, describe_device_error
+from lib.training.speedrun_options import SpeedrunOptions
 
 import pytest
 import torch
@@ -124,7 +124,7 @@ def test_a_player_acts_where_it_can_reach_the_weights(monkeypatch, gpus, tmp_pat
 def test_games_that_cannot_play_on_a_gpu_get_all_cores(monkeypatch):
     monkeypatch.setattr("lib.envs.gpu_vector_env.cores", lambda: 8)
     monkeypatch.setattr("pong_emulator.PongVectorEnv", made := Mock())
-    emulated_games(4, torch.device("mps"), Preprocessing(), 1)
+    emulated_games(4, torch.device("mps"), SpeedrunOptions().preprocessing, 1)
     assert (made.call_args.kwargs["device"], made.call_args.kwargs["threads"]) == ("cpu", 8)
 
 
