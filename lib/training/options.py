@@ -120,7 +120,7 @@ class CommonOptions:
         if here.type == "mps":
             yield "mps: no CUDA graphs, no compilation, and float32 by default"
         if self.amp and here.type == "cpu" and choose_precision(here) != "bfloat16":
-            yield "--amp: this processor has no units for bfloat16, so updates are slower with it"
+            yield "--amp: this processor has no units for bfloat16: updates are far slower with it"
 
     @property
     def preprocessing(self) -> Preprocessing:
