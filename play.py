@@ -166,7 +166,8 @@ def main() -> None:
                 if filmed:
                     filmed.writer.close()  # completes the file
                     speed = VIDEOS[args.video.suffix.lower()][1] * preprocessing.skip / 4
-                    print(f"{args.video} shows this game at {speed:g} times the Atari's speed")
+                    shown = f"{args.video} shows this game at {speed:g} times the Atari's speed"
+                    print(shown, flush=True)
         finally:  # after Ctrl-C, too
             score.close()
             if rewards:
