@@ -128,13 +128,6 @@ def test_games_that_cannot_play_on_a_gpu_get_all_cores(monkeypatch):
     assert (made.call_args.kwargs["device"], made.call_args.kwargs["threads"]) == ("cpu", 8)
 
 
-@pytest.mark.parametrize("units", [True, False])
-def test_a_processor_without_bfloat16_units_tells_that_amp_is_slower(units, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": units})
-    told = [*parse(CommonOptions, "", ["--amp"]).notices()]
-    assert [line.split(":")[0] for line in told] == ["--amp"] * (not units)
-
-
 @pytest.mark.skipif(cores() < (os.cpu_count() or 1), reason="a container's others are not seen")
 def test_cores_that_others_use_are_not_free():
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores())]

@@ -668,6 +668,12 @@ def test_only_cores_that_others_use_are_told_and_left_to_them(start, monkeypatch
         assert (f"{free} of 4 cores are free" in run.out) == told
 
 
+@pytest.mark.parametrize("units", [True, False])
+def test_a_processor_without_bfloat16_units_tells_that_amp_is_slower(units, start, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": units})
+    assert ("has no units for bfloat16" in start("--amp", frames=25).out) == (not units)
+
+
 def test_a_run_leaves_a_notebook_as_it_was(start, monkeypatch):
     """Standard output may only have ``write`` there, and a cell may run in a thread."""
     matmul = torch.backends.cuda.matmul

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
 
-from lib.devices import cores
+from lib.devices import choose_precision, cores
 from lib.gpu_checks import fallbacks
 from lib.printing import open_streams, plural, print_line
 from lib.training.checkpoints import (
@@ -80,6 +80,8 @@ def launch(
         print_line(textwrap.fill(text, 80, subsequent_indent="  "))
         if free < cores():
             print_line(f"{free} of {cores()} cores are free (see --threads)")
+        if params.amp and device.type == "cpu" and choose_precision(device) != "bfloat16":
+            print_line("--amp: this processor has no units for bfloat16, so updates are far slower")
         for notice in params.notices():
             print_line(notice)
         if params.stop_reward is None and not params.max_frames:

@@ -116,11 +116,8 @@ class CommonOptions:
 
     def notices(self) -> Iterator[str]:
         """Yield a line for each thing that this device does differently."""
-        here = self.training_device
-        if here.type == "mps":
+        if self.training_device.type == "mps":
             yield "mps: no CUDA graphs, no compilation, and float32 by default"
-        if self.amp and here.type == "cpu" and choose_precision(here) != "bfloat16":
-            yield "--amp: this processor has no units for bfloat16: updates are far slower with it"
 
     @property
     def preprocessing(self) -> Preprocessing:
