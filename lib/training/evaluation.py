@@ -183,7 +183,7 @@ def run_trial(agent: QFunction, engine: Engine, run: Run) -> Trial:
     """
     params = run.params
     seeds = game_seeds(params.seed, params.trial_games, TRIAL, engine.state.frames)
-    least = -math.inf if getattr(params, "any_game", False) else 0.0  # others know no victory
+    least = -math.inf if getattr(params, "any_game", False) else 0.0  # Pong is won or lost
     trial = Trial(params.trial_games, rewards := [], params.stop_reward, least)
     engine.state.trial = trial
     threads = torch.get_num_threads()
