@@ -30,8 +30,10 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     ``_settle`` and ``_seed``, when no other thread is playing.
     """
 
-    # A step in progress: shares of other threads, and those left to the thread that waits.
-    _playing: tuple[list[Future], list[Callable[[], dict[int, np.ndarray]]]] | None = None
+    # A step in progress: its observations, shares of other threads, and those left to the thread
+    # that waits.
+    _playing: tuple[np.ndarray, list[Future], list[Callable[[], dict[int, np.ndarray]]]] | None
+    _playing = None
 
     def __init__(
         self, num_envs: int, settings: Settings, seed: Seed | None = None, threads: int = 0
@@ -67,7 +69,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         self._wait()
         if seed is not None:
             self._seed(seed)
-        observations = np.empty(self._shape, np.uint8)
+        observations, self._observations = np.empty(self._shape, np.uint8), None
         self._settle()
         for begin, end, work in self._shares:
             self._reset(begin, end, work, observations)
@@ -137,8 +139,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         """In a forked process, which has no threads, begin new ones; a step in progress is lost."""
         if self._process != os.getpid():
             self._begin_threads()
-            if self._playing:
-                self._playing = self._observations = None  # only ``reset`` is possible
+            self._playing = None
 
     def close_extras(self, **kwargs: Any) -> None:
         self._playing = None
@@ -157,15 +158,18 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
             )
         actions = np.array(actions, np.int64)  # the caller may change its own before they are read
         self._settle()
-        before, self._observations = self._observations, np.empty_like(self._observations)
+        # None until all shares are played or handed on, because Ctrl-C may come in between.
+        before, self._observations = self._observations, None
+        after = np.empty_like(before)
         ends = np.empty((2, self.num_envs), np.bool_)
         self._results = np.empty(self.num_envs, np.int32), *ends
-        task = actions, before, self._observations
+        task = actions, before, after
         others = self._shares[: len(self._shares) - len(own)]
         self._handed_on = []
-        for share in others:  # one by one, as Ctrl-C may come in between
+        for share in others:  # one by one, so that ``_settle`` knows them even after Ctrl-C
             self._handed_on.append(self._pool.submit(self._play, *share, *task))
-        self._playing = self._handed_on, [partial(self._play, *share, *task) for share in own]
+        mine = [partial(self._play, *share, *task) for share in own]
+        self._playing = after, self._handed_on, mine
 
     def _settle(self) -> None:
         """Wait until no thread plays, and draw no-ops if a game has none left for a reset."""
@@ -195,12 +199,13 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         check_changes(reset_games(self._state, begin, end, *args))
 
     def _wait(self) -> dict[int, np.ndarray]:
-        others, own = self._playing or ([], [])
+        observations, others, own = self._playing or (self._observations, [], [])
         self._playing = None
         last: dict[int, np.ndarray] = {}
         try:
             for play in own:
                 last |= play()
+            self._observations = observations
         finally:  # also for a step that Ctrl-C interrupted
             wait(self._handed_on)
         for share in others:

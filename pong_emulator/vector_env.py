@@ -66,7 +66,7 @@ class BasePongVectorEnv(VectorEnv):
 
     _state: Any  # int32 (FIELDS, games)
     _noops: np.ndarray  # int32 (draws, games): emulated frames before the agent plays, by reset
-    _observations: Any = None  # the last ones
+    _observations: Any = None  # the last ones; None if only ``reset`` is possible
     _playing: Any = None  # what ``recv`` waits for
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
@@ -133,10 +133,10 @@ class BasePongVectorEnv(VectorEnv):
     def _check_turn(self, call: str) -> None:
         if self.closed:
             raise ClosedEnvironmentError(f"{call}: the games are closed")
-        if self._observations is None:
-            raise ResetNeeded(f"{call}: call reset first")
         if self._playing:
             raise AlreadyPendingCallError(f"{call}: call recv first, the games are on", call)
+        if self._observations is None:
+            raise ResetNeeded(f"{call}: call reset first")
 
     @property
     def ram(self) -> np.ndarray:

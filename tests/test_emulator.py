@@ -361,6 +361,26 @@ def test_what_follows_an_interruption_waits_for_the_step(call, before_a_share, m
     play_alike(RANDOM[1:20], games, others)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_only_reset_follows_an_interruption_of_the_callers_share(count, before_a_share) -> None:
+    games, others, interrupted = begun(threads=count), begun(), []
+
+    def interrupt() -> None:
+        if threading.current_thread() is threading.main_thread() and not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+
+    before_a_share(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        games.step(RANDOM[0])
+    with pytest.raises(errors.ResetNeeded):
+        games.step(RANDOM[0])
+    others.step(RANDOM[0])
+    for each in (games, others):
+        each.reset(seed=1)
+    play_alike(RANDOM[1:20], games, others)
+
+
 def test_no_game_begins_with_no_ops_whose_draw_was_interrupted(monkeypatch) -> None:
     monkeypatch.setattr(vector_env, "DRAWS", 8)
     games, others = begun(), begun()
@@ -400,7 +420,8 @@ def test_games_go_on_after_pictures_that_changed_too_often(monkeypatch) -> None:
         patch.setattr(vector_env, "LOG_SIZE", -1)
         with pytest.raises(EmulatorError, match="a picture changed"):
             games.step([0] * 4)
-    others.step([0] * 4)
+    for each in (games, others):
+        each.reset(seed=7)
     play_alike(RANDOM[:50], games, others)
 
 
