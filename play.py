@@ -73,6 +73,8 @@ def parse() -> argparse.Namespace:
     for flag, file in (("--video", args.video), ("--export", args.export)):
         if file and not os.access(file.absolute().parent, os.W_OK | os.X_OK):
             parser.error(f"{flag}: {file.parent} is not a writable folder")
+        if file and file.is_dir():
+            parser.error(f"{flag}: {file} is a folder")
     if args.video and args.render:
         parser.error("--render: --video cannot show the games at the same time")
     if args.render and sys.platform == "linux" and not has_display():
@@ -183,5 +185,5 @@ if __name__ == "__main__":
     except BrokenPipeError:  # the reader of the pipe has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as error:  # the disk is full
-        sys.exit(f"play.py: failed: {error}")
+    except OSError as error:  # the disk is full; ffmpeg's error has several lines
+        sys.exit(f"play.py: failed: {str(error).splitlines()[0]}")

@@ -167,7 +167,8 @@ def test_what_cannot_be_played_is_refused_in_one_line(tmp_path, trained, play, m
     for display in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(display, raising=False)
     bad = ("--video pong.avi", "--episodes 0", "--render", "--render --video pong.mp4")
-    refused = [(run, *flags.split()) for flags in (*bad, f"--export {tmp_path}/missing/agent.pt")]
+    bad += (f"--export {tmp_path}/missing/agent.pt", f"--export {tmp_path}")
+    refused = [(run, *flags.split()) for flags in bad]
     for arguments in (*refused, (tmp_path,), (cut,), (foreign,), (strange,)):
         result = play(*arguments)
         assert (result.code, result.out) == (2, ""), arguments

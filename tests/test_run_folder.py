@@ -104,7 +104,7 @@ lose_it = Mock(side_effect=torch.AcceleratorError(f"{LOST}\nKernel errors might"
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda net: net.bias.data.fill_(math.nan), "the loss became nan within 100 updates"),
+        (lambda net: net.bias.data.fill_(math.nan), "the loss became nan within 10 updates"),
         (lambda net: setattr(net, "forward", lose_it), LOST),
         (lambda net: np.empty(2**57), "out of memory: Unable to allocate 1.00 EiB for an array"),
         (lambda net: torch.empty(2**60), "out of memory: [enforce fail"),
@@ -116,6 +116,30 @@ def test_a_failure_is_one_line_and_exit_code_1(spoil, message, start):
     run = start("--env", "BreakoutNoFrameskip-v4", spoil=spoil)
     assert "no goal: set --stop-reward or --max-frames" in run.out
     assert (run.code, one_line(run.error).startswith(f"tiny: failed: {message}")) == (1, True)
+
+
+def test_no_checkpoint_is_written_once_the_loss_is_not_finite(start):
+    run, nets = start(frames=75), list[Net]()
+    before = everything(run.folder / "checkpoints")
+    spoil = lambda *_: nets[0].bias.data.fill_(math.nan)  # noqa: E731
+    flags = ("--checkpoint-every", "100")
+    again = start(*flags, of=run, frames=95, spoil=nets.append, every=spoil)  # 8 updates
+    assert (again.code, "failed: the loss became nan within" in one_line(again.error)) == (1, True)
+    assert everything(run.folder / "checkpoints") == before
+
+
+def test_a_second_signal_changes_nothing_at_the_end(start, monkeypatch):
+    again = SimpleNamespace(collect=partial(signal.raise_signal, signal.SIGINT))
+    monkeypatch.setattr("lib.training.launch.gc", again)
+    stop = lambda *_: signal.raise_signal(signal.SIGTERM)  # noqa: E731
+    for how, code, message in (
+        ({"frames": 45}, 0, "frame limit reached"),
+        ({"every": stop}, 143, "interrupted in 0:00:0"),
+        ({"spoil": stop}, 143, "tiny: interrupted\n"),
+        ({"spoil": Mock(side_effect=Failure("it broke"))}, 1, "tiny: failed: it broke\n"),
+    ):
+        run = start(**how)
+        assert (run.code, message in run.out + run.error) == (code, True)
 
 
 @pytest.mark.parametrize(("error", "told"), [(OSError(), False), (RuntimeError("a bug"), True)])
@@ -147,7 +171,7 @@ class Stopped(io.BufferedWriter):
 @pytest.mark.parametrize(("error", "code"), [(OSError(28, "Full"), 1), (KeyboardInterrupt(), 130)])
 def test_a_failed_save_leaves_what_it_would_have_replaced(error, code, start, monkeypatch):
     message = ", 7 MB free: [Errno 28] Full\n" if code == 1 else "tiny: interrupted\n"
-    stopped, usual = {"latest.tmp"}, Path.open
+    stopped, usual = {"latest.pt.tmp"}, Path.open
 
     def open_file(path: Path, *mode: str, **how: str) -> object:
         stops = path.name in stopped
@@ -163,7 +187,7 @@ def test_a_failed_save_leaves_what_it_would_have_replaced(error, code, start, mo
     run = start(frames=45)
     before = everything(run.folder / "checkpoints")
     longer = partial(start, "--stop-reward", "1000", of=run, frames=80)
-    stopped |= {"best.tmp", "latest.tmp"}
+    stopped |= {"best.pt.tmp", "latest.pt.tmp"}
     for reward in (100, -100):  # the best checkpoint is written first, or only the latest
         again = longer(reward=reward)
         assert (again.code, message in one_line(again.error)) == (code, True)
@@ -433,7 +457,7 @@ def test_what_a_checkpoint_counts_is_on_the_disk_before_it_replaces_another(star
         fsync(descriptor)
         file = Path(f"/proc/self/fd/{descriptor}").readlink()
         synced[file.name] = os.fstat(descriptor).st_size
-        if file.name == "latest.tmp":
+        if file.name == "latest.pt.tmp":
             assert flushed  # so that no point still waits to be written
             flushed.clear()
             new = read_checkpoint(file)["progress"]

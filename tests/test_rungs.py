@@ -258,6 +258,7 @@ def test_what_is_typed_by_habit_is_accepted_or_corrected(ends, monkeypatch):
     assert run.stop_reward == 17
     other = parse(options, "", ["--env=BreakoutNoFrameskip-v4", "--max-frames=1"])
     assert other.stop_reward is None
+    long, too_long = "a" * 300, "[Errno 36] File name too long"
     for flags, message in (
         (("--lr", "1e-4"), "did you mean --learning-rate?"),
         (("--step", "1"), "did you mean --steps?"),
@@ -277,6 +278,10 @@ def test_what_is_typed_by_habit_is_accepted_or_corrected(ends, monkeypatch):
         (("--envs", "1.55e1"), "'1.55e1' is not a whole number"),
         (("--envs", "1e3"), "must be 1 to 256, not 1e3"),
         (("--max-frames", "-1"), "must be 0 or more, not -1"),
+        (("--max-frames", "9" * 400), "must be 0 or more, not 999"),
+        (("--run-dir", long), f"--run-dir: {too_long}"),
+        (("--resume", long), f"--resume: {too_long}"),
+        (("--init-from", long), f"--init-from: {too_long}"),
     ):
         assert message in one_line(ends(lambda: parse(options, ""), "02_n_envs.py", *flags).error)
 

@@ -7,6 +7,7 @@ from functools import cache
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import lib
 from lib.envs.atari_wrappers import make_atari, wrap_deepmind
@@ -29,6 +30,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import SIZE, STACK, Games, play_messages, small
+from ignite.engine import Engine
 from torch.utils._pytree import tree_leaves
 
 CPU, EPSILON = torch.device("cpu"), LinearSchedule(0.0, 1.0, 100)
@@ -70,9 +72,16 @@ def make_source() -> ExperienceSource:
     return source
 
 
-def use_loss(loss: AverageLoss, n: int) -> float:
-    loss.add(SimpleNamespace(state=SimpleNamespace(output=torch.tensor(float(n)))))
-    return loss.compute() if n != 4 else 0.0
+ENGINE = Engine(Mock())
+
+
+def use_loss(loss: AverageLoss, n: int) -> dict[str, float]:
+    ENGINE.state.output = torch.tensor(float(n))
+    loss.add()
+    if n == 4:
+        return {}
+    loss.compute()
+    return {**ENGINE.state.metrics}
 
 
 def make_envs() -> TensorVectorEnv:
@@ -117,7 +126,7 @@ PARTS: dict[type, tuple[Callable[[], Any], Callable[[Any, int], Any]]] = {
     Exploration: (lambda: Exploration(4, EPSILON), lambda part, n: part(torch.zeros(9), 50)),
     WinRate: (WinRate, lambda share, n: (share.add(n, 1), share(0))),
     ExperienceSource: (make_source, lambda source, n: next(source.drawn)),
-    AverageLoss: (AverageLoss, use_loss),
+    AverageLoss: (lambda: AverageLoss(ENGINE), use_loss),
     TensorVectorEnv: (make_envs, use_envs),
     Rollout: (lambda: Rollout(2, (6, 1, 1, 1), 0.9, 0.5), use_rollout),
 }

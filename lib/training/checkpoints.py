@@ -82,7 +82,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def write_checkpoint(file: Path, contents: Mapping[str, Any]) -> None:
     """Write a checkpoint and replace the old one, or raise OSError and replace nothing."""
     file.parent.mkdir(exist_ok=True)
-    written = file.with_suffix(".tmp")
+    written = file.with_name(f"{file.name}.tmp")
     try:
         with written.open("wb") as stream:
             torch.save(contents, stream)

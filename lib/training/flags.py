@@ -90,7 +90,7 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
     elif params.init_from:
         try:
             read_agent(params.init_from)
-        except checkpoints.CheckpointError as error:
+        except (OSError, checkpoints.CheckpointError) as error:
             parser.error(f"--init-from: {error}")
     if message := params.validation_error():
         parser.error(message)
@@ -112,12 +112,12 @@ def parse(options: type[Options], description: str, argv: Sequence[str] | None =
 def _settings_of(folder: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], int, bool]:
     """Return settings and frames of the run to resume, and whether it is solved."""
     script, place, kept = Path(parser.prog).stem, Path(folder), Path(folder, checkpoints.FOLDER)
-    if not place.is_dir():
-        new = f"{folder} is a file: a new run can begin with --init-from {folder}"
-        parser.error(f"--resume: {new if place.exists() else f'there is no folder {folder}'}")
-    if message := unwritable("--resume", place):
-        parser.error(message)
     try:
+        if not place.is_dir():
+            new = f"{folder} is a file: a new run can begin with --init-from {folder}"
+            parser.error(f"--resume: {new if place.exists() else f'there is no folder {folder}'}")
+        if message := unwritable("--resume", place):
+            parser.error(message)
         if not kept.is_dir() and (listed := checkpoints.list_runs(place, script)):
             parser.exit(2, f"{parser.prog}: error: --resume: {listed}")
         file, checkpoint, _ = checkpoints.read_first(place, "latest", "previous")
@@ -172,7 +172,7 @@ def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callab
         except (ValueError, OverflowError):
             expected = "a whole number" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"{text!r} is not {expected}") from None
-        if not (low <= value <= high and math.isfinite(value)):  # NaN fails here, too
+        if not (low <= value <= high and math.isfinite(float(digits))):  # NaN fails here, too
             allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"
             allowed = "a number" if low == -math.inf else allowed
             raise argparse.ArgumentTypeError(f"must be {allowed}, not {text}")

@@ -22,7 +22,7 @@ from typing import Any
 
 from lib.learning.agents import QFunction
 from lib.learning.schedules import Schedule
-from lib.printing import print_line
+from lib.printing import plural, print_line
 from lib.training.checkpoints import CheckpointError, read_first, save_checkpoints
 from lib.training.evaluation import load_agent, run_trial
 from lib.training.play import COUNTERS, PlayEvents, logged_episodes
@@ -223,19 +223,26 @@ class AverageLoss:
     Smoothing every loss on the GPU would launch more kernels than some updates do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._value: torch.Tensor | None = None
         self._losses: list[torch.Tensor] = []  # since the last ``compute``
 
-    def add(self, engine: Engine) -> None:
-        self._losses.append(engine.state.output)
+    def add(self) -> None:
+        self._losses.append(self._engine.state.output)
 
-    def compute(self) -> float:
+    def compute(self) -> None:
+        """Smooth the losses since the last call; raise Failure if one of them is not finite."""
         losses, self._losses = self._losses, []
         for loss in torch.stack([*map(torch.as_tensor, losses)]).cpu() if losses else ():
             kept = self._value
             self._value = loss if kept is None else kept * ALPHA + (1.0 - ALPHA) * loss
-        return math.nan if self._value is None else self._value.item()
+        if self._value is None:
+            return
+        self._engine.state.metrics["avg_loss"] = value = self._value.item()
+        if not math.isfinite(value):  # one such loss spoils it for good
+            updates = plural(self._engine.state.iteration, "update")
+            raise Failure(f"the loss became {value} within {updates}")
 
     def state_dict(self) -> dict[str, Any]:
         self.compute()
@@ -246,17 +253,10 @@ class AverageLoss:
 
 
 def track_loss(engine: Engine) -> AverageLoss:
-    """Smooth the loss; raise Failure if it is not finite."""
-    average = AverageLoss()
+    """Smooth the loss; raise Failure if it is not finite, also before a checkpoint is written."""
+    average = AverageLoss(engine)
     engine.add_event_handler(Events.ITERATION_COMPLETED, average.add)
-
-    @engine.on(Events.ITERATION_COMPLETED(every=LOG_EVERY))
-    def check(engine: Engine) -> None:
-        loss = average.compute()  # one loss that is not finite spoils it for good
-        engine.state.metrics["avg_loss"] = loss
-        if not math.isfinite(loss):
-            raise Failure(f"the loss became {loss} within {engine.state.iteration:,} updates")
-
+    engine.add_event_handler(Events.ITERATION_COMPLETED(every=LOG_EVERY), average.compute)
     return average
 
 

@@ -34,7 +34,13 @@ from lib.training.checkpoints import (
 from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, free_cores, prepare_torch, process_as_before
 from lib.training.options import Options
-from lib.training.run import Failure, Run, describe_device_error, end_on_signals
+from lib.training.run import (
+    Failure,
+    Run,
+    describe_device_error,
+    end_on_signals,
+    ignore_signals,
+)
 
 import torch
 from filelock import FileLock, Timeout
@@ -104,7 +110,9 @@ def launch(
             except KeyboardInterrupt:
                 if run.signal is not None or not run.solved:  # training itself was interrupted
                     raise
+                ignore_signals()
                 print_line("the games after training were cut short")
+            ignore_signals()
         gc.collect()  # engine and handlers refer to each other, and hold torch's memory
         print_outcome(run)
         if run.signal is None or run.solved:
@@ -112,6 +120,7 @@ def launch(
         print_resume_command(folder)
         sys.exit(128 + run.signal)
     except (Failure, CheckpointError, OSError, RuntimeError, MemoryError) as error:
+        ignore_signals()
         _free_memory(error)
         known = isinstance(error, (Failure, CheckpointError, OSError))  # e.g. the disk is full
         failure = error if known else describe_device_error(error)
@@ -122,6 +131,7 @@ def launch(
             print_resume_command(folder)
         sys.exit(1)
     except KeyboardInterrupt as error:
+        ignore_signals()
         _free_memory(error)
         print_line(f"{script}: interrupted", sys.stderr)
         print_resume_command(folder)

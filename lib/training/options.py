@@ -277,6 +277,9 @@ def too_large(flag: str, transitions: int, size: int) -> str | None:
 
 def unwritable(flag: str, folder: Path) -> str | None:
     """Return a one-line reason why a run cannot write to this folder, or None."""
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    try:
+        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    except OSError as error:  # a folder in another's private folder, or too long a name
+        return f"{flag}: {error}"
     usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     return None if usable else f"{flag}: {existing} is not a writable folder"

@@ -99,6 +99,11 @@ def on_signals(handler: Callable[[int, Any], Any]) -> None:
     set_signals(dict.fromkeys([signal.SIGINT, signal.SIGTERM, *asked], handler))
 
 
+def ignore_signals() -> None:
+    """Ignore the signals that end a run, because it is ending."""
+    set_signals(dict.fromkeys(SIGNALS, signal.SIG_IGN))
+
+
 def set_signals(handlers: Mapping[int, Any]) -> None:
     """Set handlers of signals; outside the main thread, where Python allows none, do nothing."""
     if threading.current_thread() is threading.main_thread():
