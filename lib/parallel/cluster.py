@@ -22,7 +22,7 @@ from lib.parallel.player import START_SECONDS, WAIT_SECONDS, signals_blocked
 from lib.parallel.worker import ClusterOptions, VersionedWeights
 from lib.printing import print_line
 from lib.training.play import record_frames
-from lib.training.run import WARNINGS, Failure, Run
+from lib.training.run import Failure, Run
 
 import numpy as np
 from ignite.engine import Engine, Events, State
@@ -85,7 +85,7 @@ class Players:
             if address:  # Ray would try for minutes
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
-            with signals_blocked(WARNINGS):  # a closed terminal must not end Ray before the run
+            with signals_blocked():  # a signal to all processes must not end Ray before the run
                 ray.init(address or "local", **settings)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self._end.close()
