@@ -22,6 +22,7 @@ from benchmarks import UserError
 from benchmarks.measuring import positive
 from benchmarks.records import COMMIT, readme_fps
 from benchmarks.report import ROOT, commit
+from lib.training.checkpoints import FOLDER as CHECKPOINTS
 
 FRAMES, REPLAY_INITIAL = 10_000, 2_000  # of a run for its FPS
 SOLVE_FRAMES = 5_000_000  # a run that has not solved Pong by then counts as not solved
@@ -56,15 +57,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def seeds(text: str) -> range:
     """Parse a seed, or a range such as 0-9, for argparse."""
     first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
+    if not (found := range(int(first), int(last or first) + 1)):
+        raise argparse.ArgumentTypeError(f"{text!r} has no seed: {last} is below {first}")
+    return found
 
 
 def run(args: argparse.Namespace) -> int:
     """Run what is not complete yet; return 1 if a run failed, 2 if all rungs were left out."""
     commands, run_dir = planned(args), args.run_dir.resolve()
-    done = {file.read_text(encoding="utf-8") for file in run_dir.glob(f"*/{DONE}")}
+    done = {file.read_text(encoding="utf-8"): file for file in run_dir.glob(f"*/{DONE}")}
     wanted = [command for command in commands if shlex.join(command) not in done]
     print(f"{len(commands) - len(wanted)} of {len(commands)} runs are complete in {run_dir}")
+    complete = [done[line] for line in map(shlex.join, commands) if line in done]
+    commits = {file.with_name(COMMIT).read_text("utf-8").strip() for file in complete}
+    if other := sorted(commits - {commit()}):
+        print(f"some of them ran at {', '.join(other)}: a new --run-dir measures this commit")
     if wanted:
         print(f"{len(wanted)} to do, {duration(wanted)}")
     codes: dict[Command, int] = {}
@@ -112,8 +119,9 @@ def duration(commands: Sequence[Command]) -> str:
     """Estimate how long these runs take, by the FPS in README."""
     fps, hours, unknown = readme_fps(), 0.0, 0
     for script, *flags in commands:
-        limits = re.findall(r"--max-frames[= ](\d+)", shlex.join(flags))
-        frames = min(int(limits[-1]) or TO_17, TO_17)  # the last flag counts; 0: no limit
+        limits = re.findall(r"--max-frames[= ](\d[\d_,]*(?:e\d+)?)", shlex.join(flags))
+        limit = float(re.sub("[_,]", "", limits[-1]))  # the last flag counts
+        frames = min(limit or TO_17, TO_17)  # 0: no limit
         hours += frames / fps.get(Path(script).stem, float("inf")) / 3600
         unknown += Path(script).stem not in fps
     text = f"about {hours:.0f} hours" if hours >= 2 else f"about {60 * hours + 1:.0f} minutes"
@@ -132,6 +140,7 @@ def run_rung(command: Command, run_dir: Path) -> int:
     name = f"{Path(script).stem}-*seed{flags[-1]}-*/"  # another ladder may run in this folder
     before, commit_now, command_line = set(run_dir.glob(name)), commit(), shlex.join(command)
     files = [file for file in run_dir.glob(f"*/{BEGUN}") if file.read_text("utf-8") == command_line]
+    saved = saved_at(files[0].parent) if files else 0.0
     where = ["--resume", str(files[0].parent)] if files else ["--run-dir", str(run_dir)]
     program = [sys.executable, str(ROOT / script), *flags, *where]
     # In its own process group, so that the terminal's Ctrl-C reaches us alone.
@@ -151,11 +160,17 @@ def run_rung(command: Command, run_dir: Path) -> int:
                 kept = (folder / COMMIT).read_text("utf-8").strip().split(", ") if files else []
                 commits = ", ".join(dict.fromkeys([*kept, commit_now]))
                 (folder / COMMIT).write_text(f"{commits}\n", encoding="utf-8")
-                if code != 1:
+                if code != 1 or saved_at(folder) > saved:  # otherwise it may fail again at once
                     (folder / (BEGUN if code else DONE)).write_text(command_line, encoding="utf-8")
     if files and code == 2:  # it cannot be resumed, and printed why
         return run_rung(command, run_dir)
     return code
+
+
+def saved_at(folder: Path) -> float:
+    """Return when a run saved its last checkpoint, in seconds since 1970; 0 if it has none."""
+    file = folder / CHECKPOINTS / "latest.pt"
+    return file.stat().st_mtime if file.exists() else 0.0
 
 
 def choose(beginnings: list[str]) -> list[Path]:

@@ -61,7 +61,8 @@ class Record:
     @property
     def setting(self) -> Hashable:
         """Equal for runs that differ only in their seeds."""
-        return self.script, frozenset(self.settings.items()), frozenset(self.machine.items())
+        how = frozenset(self.settings.items()), frozenset(self.machine.items())
+        return self.script, self.commit, *how
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -78,8 +79,10 @@ class Record:
         return bool(self.settings.get("amp")) or self.settings.get("precision") == "bfloat16"
 
     @property
-    def bar(self) -> float:
-        return float(self.settings.get("stop_reward", 17))
+    def bar(self) -> float | None:
+        """The avg_reward to reach; None in a game without a goal."""
+        goal = self.settings.get("stop_reward")
+        return None if goal is None else float(goal)
 
 
 def readme_fps() -> dict[str, float]:

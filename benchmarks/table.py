@@ -15,7 +15,7 @@ import argparse
 import runpy
 import textwrap
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -179,7 +179,7 @@ def label(record: Record, groups: Sequence[Sequence[Record]], shared: Mapping[st
 
 def _all_settings(record: Record) -> dict[str, Setting]:
     mine = {name: record.machine.get(name, "") for name in ("threads", "left_out")}
-    return record.settings | mine
+    return record.settings | mine | {"commit": record.commit}
 
 
 def _shown(name: str, value: Setting) -> str:
@@ -195,23 +195,24 @@ def machines_of(records: Sequence[Record]) -> list[dict[str, Setting]]:
     return list({frozenset(one.hardware.items()): one.hardware for one in records}.values())
 
 
-def comparable(run: Record, other: Record) -> bool:
-    """Return whether runs of two rungs share game, precision, machine and their common settings."""
+def comparable(run: Record, other: Record, may_differ: Set[str]) -> bool:
+    """Return whether two runs share game, precision, machine, and the settings that both have."""
     mine, theirs, both = changed(run), changed(other), run.settings.keys() & other.settings.keys()
-    equal = all(mine.get(name) == theirs.get(name) for name in both - {"amp"})
+    equal = all(mine.get(name) == theirs.get(name) for name in both - may_differ)
     return equal and run.machine == other.machine and run.bfloat16 == other.bfloat16
 
 
 def describe(records: Sequence[Record]) -> list[str]:
     """Return the notes above a table: the machines and the runs."""
     machines = machines_of(records)
-    bars = " or ".join(f"{bar:g}" for bar in sorted({record.bar for record in records}))
+    bars = sorted({record.bar for record in records if record.bar is not None})
     unfinished = sum(not record.finished for record in records)
     text = f"Runs: {len(records)}, {unfinished} of them unfinished"
     threads = {int(r.machine["threads"]) for r in records if "threads" in r.machine}
     text += f"; threads {in_rows(threads)}" * bool(threads)
     commits = sorted({record.commit for record in records} - {""})
-    text += f"; solved: avg_reward reached {bars}; commit {', '.join(commits) or 'unknown'}"
+    text += f"; solved: avg_reward reached {' or '.join(map('{:g}'.format, bars))}" * bool(bars)
+    text += f"; commit {', '.join(commits) or 'unknown'}"
     low = [record for record in records if record.bfloat16]
     if 0 < len(low) < len(records):
         scripts = ", ".join(sorted({record.script for record in low}))
@@ -229,6 +230,7 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
     solved = [record.solved for record in runs]
     group, limit = next(g for g in groups if runs[0] in g), runs[0].settings.get("max_frames", 0)
     to_17 = limit == 0 or float(limit) >= WHOLE_WAY or any(one.solved for one in group)
+    to_17 &= runs[0].bar is not None
     certain = [one or not to_17 for one in solved]  # runs not to 17 end as planned
     frames, minutes = zip(*(one.cost for one in runs), strict=True)
     won = summary([one.minutes for one in runs], certain, "{:,.1f}")
@@ -273,15 +275,17 @@ def fps_to_01(run: Record, records: Sequence[Record]) -> float | None:
         between = second.started - (first.started + 60 * first.minutes)
         return max(0.0, between), second.started - first.started
 
-    near = [r for r in records if r.script == BASELINE and r.fps and comparable(run, r)]
+    baselines = [one for one in records if one.script == BASELINE and one.fps]
+    near = [one for one in baselines if comparable(run, one, MEASURING)]
     nearest = min((one for one in near if apart(one)[0] <= HOUR), key=apart, default=None)
     return run.fps / nearest.fps if run.fps and nearest and nearest.fps else None
 
 
 def minutes_to_01(run: Record, records: Sequence[Record]) -> float | None:
     """Return the ratio of minutes to a comparable run of 01 with the same seed, if both solved."""
-    solved = [r for r in records if r.script == BASELINE and r.solved and comparable(run, r)]
-    minutes = [one.cost[1] for one in solved if one.seed == run.seed]
+    baselines = [one for one in records if one.script == BASELINE and one.solved]
+    same = [one for one in baselines if comparable(run, one, {"amp"}) and one.seed == run.seed]
+    minutes = [one.cost[1] for one in same]
     return run.cost[1] / minutes[0] if run.solved and minutes else None
 
 

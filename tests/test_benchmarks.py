@@ -104,7 +104,7 @@ def test_seeds_run_through_all_rungs_and_values(rungs, capfd) -> None:
     assert not ladder.has_replay_buffer(ROOT / "10_thousands_of_games.py")  # real, as 06
     assert ladder.has_replay_buffer(ROOT / "06_compiled_update.py")
     # One seed where something varies; how many runs, and how long, is told before they start.
-    for limit, length in (("0", "7 hours"), ("100000", "45 minutes")):
+    for limit, length in (("0", "7 hours"), ("100,000", "45 minutes"), ("1e5", "45 minutes")):
         assert climb(rungs, f"--rungs 02 --vary envs 1 2 --solve -- --max-frames {limit}") == 0
         out = capfd.readouterr().out
         assert out.index(f"2 to do, about {length} on two CPU cores") < out.index("[1/2]")
@@ -112,19 +112,22 @@ def test_seeds_run_through_all_rungs_and_values(rungs, capfd) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "refused", "commits", "kept"),
+    ("code", "saved", "refused", "commits", "kept"),
     [
-        (130, 0, ["one", "two"], ["one, two"]),
-        (143, 0, ["one", "one"], ["one"]),
-        (1, 0, ["one", "two"], ["one", "two"]),  # what failed is not resumed
-        (130, 2, ["one", "two", "three"], ["one", "three"]),  # an older version began it
+        (130, True, 0, ["one", "two"], ["one, two"]),
+        (143, False, 0, ["one", "one"], ["one"]),
+        (1, True, 0, ["one", "two"], ["one, two"]),
+        (1, False, 0, ["one", "two"], ["one", "two"]),  # it may fail again at once
+        (130, True, 2, ["one", "two", "three"], ["one", "three"]),  # an older version began it
     ],
 )
 def test_what_was_interrupted_is_resumed_or_run_anew_once(
-    code, refused, commits, kept, rungs, capfd, monkeypatch
+    code, saved, refused, commits, kept, rungs, capfd, monkeypatch
 ) -> None:
     """Other ladders begin runs in the same folder."""
-    monkeypatch.setattr(ladder, "commit", Mock(side_effect=commits))
+    now, then, run_rung = [""], iter(commits), ladder.run_rung
+    monkeypatch.setattr(ladder, "commit", lambda: now[-1])
+    monkeypatch.setattr(ladder, "run_rung", lambda *a: now.append(next(then)) or run_rung(*a))
     (rungs / "01_baseline.py").write_text(f"""
 import sys
 from pathlib import Path
@@ -134,7 +137,9 @@ if "--resume" in sys.argv:
 runs = Path(sys.argv[-1])
 number = len([*runs.iterdir()])
 for name in ("envs9-seed5-1", "seed1-0", "seed5-0"):
-    (runs / f"01_baseline-pong-{{name}}{{number}}").mkdir()
+    (runs / f"01_baseline-pong-{{name}}{{number}}" / "checkpoints").mkdir(parents=True)
+if {saved}:
+    (runs / f"01_baseline-pong-seed5-0{{number}}/checkpoints/latest.pt").touch()
 sys.exit({code} * (number == 1))
 """)
     (rungs / "runs/other").mkdir(parents=True)
@@ -144,8 +149,9 @@ sys.exit({code} * (number == 1))
     told = "interrupted" if code == 130 else f"failed (exit code {code})"
     assert f"{told}: 01_baseline.py {flags}\n" in out
     place = f"{rungs}/runs/01_baseline-pong-seed5-0"
-    assert out.count(f"\n{flags} --resume {place}1\n") == (code != 1)
+    assert out.count(f"\n{flags} --resume {place}1\n") == (code != 1 or saved)
     assert "1 of 1 runs are complete" in out
+    assert (f"some of them ran at {kept[-1]}: " in out) == (kept[-1] != commits[-1])
     files = sorted(rungs.glob("runs/01_baseline-pong-seed5-0*/commit.txt"))
     assert [file.read_text() for file in files] == [f"{text}\n" for text in kept]
 
@@ -329,7 +335,7 @@ def test_medians_ranges_and_the_ratio_to_01(tmp_path: Path) -> None:
     for seed, (minutes, fps) in enumerate([(50, 320), (60, 310), (40, 330)]):
         games = {"evaluation/reward": (18 + seed, 20 + seed)}
         run = solved_run(tmp_path, "03_parallel", seed, minutes, fps, scalars=games, cuda=True)
-    (run / "commit.txt").write_text("1a2b3c4-dirty\n")
+        (run / "commit.txt").write_text("1a2b3c4-dirty\n")
     (tmp_path / "commit.txt").write_text("5d6e7f8\n")  # of all runs that do not tell their own
     assert {name: cells[1] for name, cells in table_of(tmp_path).items()} == {
         "rung": "03_parallel",
@@ -380,6 +386,18 @@ def test_runs_that_did_not_solve_say_how_far_they_came(tmp_path: Path) -> None:
     assert '">" is a lower bound' in (tmp_path / "table.md").read_text()
 
 
+def test_a_table_keeps_commits_apart_and_knows_no_goal_of_other_games(tmp_path: Path) -> None:
+    game = {"env": "Breakout", "stop_reward": None, "max_frames": 3_000_000}
+    outcome = {"frames": 3_000_000, "seconds": 600, "fps": 5_000, "solved": 0}
+    for commit_then in ("1a2b3c4", "5d6e7f8"):
+        run = write_run(tmp_path, "08_other", outcome=outcome, **game)
+        (run / "commit.txt").write_text(commit_then)
+    table = table_of(tmp_path)
+    assert table["rung"] == ["08_other (commit 1a2b3c4)", "08_other (commit 5d6e7f8)"]
+    assert table["frames"] == ["3,000,000"] * 2  # not a lower bound
+    assert "solved: avg_reward" not in (tmp_path / "table.md").read_text()
+
+
 def test_held_out_runs_that_did_not_solve_it_count_as_the_limit(tmp_path: Path) -> None:
     for seed in (1_000, 1_001):
         solved_run(tmp_path, "07_speedrun", seed, 4, 2_000, max_frames=1_000_000)
@@ -403,8 +421,9 @@ def test_held_out_runs_that_did_not_solve_it_count_as_the_limit(tmp_path: Path) 
 
 
 def test_fps_are_held_against_01_of_the_same_hour(tmp_path: Path) -> None:
-    (run,) = read_records(solved_run(tmp_path, "07_speedrun", fps=2_000))
-    first = dataclasses.replace(run, script="01_baseline", fps=50, started=0)
+    (run,) = read_records(solved_run(tmp_path, "07_speedrun", fps=2_000, epsilon_frames=9))
+    measured = {"settings": run.settings | {"epsilon_frames": 1.0}}  # by `ladder --frames`
+    first = dataclasses.replace(run, script="01_baseline", fps=50, started=0, **measured)
     last = dataclasses.replace(first, fps=80, started=9_000, minutes=300.0)
     others = [{"machine": run.machine | other} for other in ({"cores": 4.0}, {"threads": 2.0})]
     others += [{"settings": {"amp": 1.0}}]
