@@ -85,10 +85,16 @@ def run(args: argparse.Namespace) -> int:
     asked = {flag.split("=")[-1].split(":")[0] for flag in args.rung_flags}  # --device=cuda:1
     machine = describe_machine(chosen_device(bool(asked & {"--cuda", "cuda"})))
     out = args.out.resolve()
-    workers: list[Worker] = []
+    workers, left_out = list[Worker](), list[str]()
     for script in choose(args.rungs):
         print(script.stem, flush=True)
-        workers += profile_rung(script, args, out / script.stem)
+        try:
+            workers += profile_rung(script, args, out / script.stem)
+        except Failed as failure:  # a library is missing, for example
+            print(f"left out: {failure}")
+            left_out.append(f"Left out: {failure}")
+    if not workers:
+        return 1
     rows, averages, timelines = list[list[str]](), list[Bars](), list[Bars]()
     for one in workers:
         timelines.append([(begin, end - begin, COLOURS[part]) for part, begin, end in one.spans])
@@ -108,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
         f"{WARM_UP}, the parts over {args.updates} more, under torch's profiler",
         "A part is the time of its functions without the parts that they call; 'update' is the "
         "loss, or an update that is one compiled function. On a GPU this is the CPU's time",
+        *left_out,
     ]
     title = " ".join(["Where an iteration goes", shlex.join(args.rung_flags)]).strip()
     header = ["rung", "FPS", "who", "part", "ms per frame", "share"]
@@ -116,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     draw(out / "breakdown.png", workers, averages, "milliseconds per frame", None, hardware)
     draw(out / "timeline.png", workers, timelines, "milliseconds", args.milliseconds, hardware)
     print(f"written to {out}")
-    return 0
+    return int(bool(left_out))
 
 
 def profile_rung(script: Path, args: argparse.Namespace, folder: Path) -> Iterator[Worker]:

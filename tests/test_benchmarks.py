@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
-from benchmarks import charts, ladder, measuring, report, techniques
+from benchmarks import Failed, breakdown, charts, ladder, measuring, report, techniques
 from benchmarks.__main__ import main
-from benchmarks.breakdown import REST, Span, innermost
+from benchmarks.breakdown import REST, Span, Worker, innermost
 from benchmarks.peers import last_fps
 from benchmarks.records import read_record, read_records
 from benchmarks.report import commit
@@ -78,6 +78,20 @@ def test_a_rung_is_taken_apart(tmp_path, capsys) -> None:
     assert "GPU busy: no GPU here. The longest operators" in out
     for picture in ("timeline.png", "breakdown.png"):
         assert (tmp_path / picture).stat().st_size > 10_000
+
+
+def test_a_rung_that_cannot_be_taken_apart_is_left_out(tmp_path, monkeypatch) -> None:
+    def profile_rung(script: Path, *_: object) -> list[Worker]:
+        if script.stem == "01_baseline":
+            raise Failed("01_baseline: no memory")
+        return [Worker(script.stem, 50.0, 10, "main process", [Span("forward", 0, 9)])]
+
+    monkeypatch.setattr(breakdown, "profile_rung", profile_rung)
+    for rungs, lines in (("01", 0), ("01 03", 1)):
+        out = tmp_path / rungs
+        assert main(["breakdown", *rungs.split(), "--out", str(out)]) == 1
+        assert len(read_csv(out / "breakdown.csv") if lines else []) == lines
+    assert "Left out: 01_baseline: no memory" in (out / "breakdown.md").read_text()
 
 
 @pytest.fixture

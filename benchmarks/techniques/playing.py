@@ -59,14 +59,16 @@ def environments(args: Namespace) -> Works:
         envs.reset(seed=0)
         return timed(lambda: envs.step(rng.integers(ACTIONS, size=n)), n)
 
-    forks, cpp = {"context": fresh_processes().get_start_method()}, {"num_threads": min(cores(), n)}
+    def processes() -> Measure:
+        context = fresh_processes().get_start_method()  # Windows has none
+        return vector(AsyncVectorEnv, [make_env] * n, context=context)
+
+    cpp = {"num_threads": min(cores(), n)}
     ways: dict[str, Callable[[], Measure]] = {
         "one": partial(each, 1),
         f"{n} in turn": partial(each, n),
         f"{n} in threads": threads,
-        f"{n} in processes (AsyncVectorEnv)": partial(
-            vector, AsyncVectorEnv, [make_env] * n, **forks
-        ),
+        f"{n} in processes (AsyncVectorEnv)": processes,
         f"{n} in C++ (AtariVectorEnv)": partial(vector, AtariVectorEnv, "pong", n, **cpp),
         f"{n} in our emulator": partial(vector, PongVectorEnv, n, threads=min(cores(), n)),
     }
