@@ -18,7 +18,8 @@ from benchmarks.records import Record, read_records, readme_fps
 
 def main() -> None:
     """Read the runs and draw both pictures."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    lines = argparse.RawDescriptionHelpFormatter  # keep line breaks
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=lines)
     parser.add_argument("folders", type=Path, nargs="+", help="folders of runs to 17")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the pictures")
     args = parser.parse_args()
