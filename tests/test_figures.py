@@ -364,8 +364,8 @@ def test_the_findings_of_the_record() -> None:
     pairs = ("08", "07"), ("08 at 09cda7a", "07 at 09cda7a")
     emulator = [ratio(*pair, speed) for pair in pairs]
     assert re.findall(r"\d\.\d\d", line) == [*emulator, f"{larger[0] / larger[1]:.2f}"]
-    for place in (text, line):
-        assert f"worth {emulator[0]} times the FPS of ALE's" in place
+    assert f"worth {emulator[0]} times the FPS of ALE's" in line
+    assert f"makes {emulator[0]} times the FPS of `07`" in text
 
 
 def test_what_contradicts_the_chapter_is_in_the_linked_tables() -> None:
