@@ -19,6 +19,8 @@ from .television import GREYS
 from .vector_env import BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
 
 Share = tuple[int, int, Scratch]  # games [begin, end), and working memory
+# The observations of a step, shares of other threads, and those left to the thread that waits.
+Step = tuple[np.ndarray, list[Future], list[Callable[[], dict[int, np.ndarray]]]]
 Results = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
@@ -30,10 +32,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     ``_settle`` and ``_seed``, when no other thread is playing.
     """
 
-    # A step in progress: its observations, shares of other threads, and those left to the thread
-    # that waits.
-    _playing: tuple[np.ndarray, list[Future], list[Callable[[], dict[int, np.ndarray]]]] | None
-    _playing = None
+    _playing: Step | None = None  # the step in progress
 
     def __init__(
         self, num_envs: int, settings: Settings, seed: Seed | None = None, threads: int = 0
@@ -168,7 +167,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         self._handed_on = []
         for share in others:  # one by one, so that ``_settle`` knows them even after Ctrl-C
             self._handed_on.append(self._pool.submit(self._play, *share, *task))
-        mine = [partial(self._play, *share, *task) for share in own]
+        mine: list[Callable] = [partial(self._play, *share, *task) for share in own]
         self._playing = after, self._handed_on, mine
 
     def _settle(self) -> None:
