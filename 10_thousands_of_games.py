@@ -59,10 +59,7 @@ def train(params: Options, run: Run) -> None:
         values, chosen = choose(envs.states)
         actions = epsilon_greedy(chosen, rollout_epsilon, envs.n_actions)
         rollout.record_choice(envs.states, values, actions)
-        rewards, done = envs.step(actions)
-        if params.terminal_on_point:
-            done = done | (rewards != 0)
-        rollout.record_outcome(rewards, done)
+        rollout.record_outcome(*envs.step(actions))
 
     def loss_of(weights: Weights, targets: Targets) -> torch.Tensor:
         return squared_error(net(weights, targets.states), targets.actions, targets.returns)

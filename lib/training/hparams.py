@@ -25,8 +25,7 @@ NUMBERS += ["stack", "rollout", "sync_frames", "player_timeout", "noop_max", "ma
 NUMBERS += ["episodic_life", "fire_reset", "clip_reward", "any_game", "learning_rate_final"]
 NUMBERS += ["epochs", "epochs_final", "averaged", "trial_games", "q_lambda"]
 NUMBERS += ["epsilon_floor", "players", "n_steps", "message_steps", "frames_per_update"]
-NUMBERS += ["sync_updates", "schedule_frames", "temperature"]
-NUMBERS += ["games_per_warp", "terminal_on_point"]
+NUMBERS += ["sync_updates", "schedule_frames", "temperature", "games_per_warp"]
 TEXTS = ["init_from", "play_device", "resize", "precision", "address", "left_out"]
 
 

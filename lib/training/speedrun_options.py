@@ -113,4 +113,3 @@ class ThousandsOptions(EmulatorOptions):
     games_per_warp: int = playing_option(
         0, "games per warp of the GPU; 0: the emulator's default", low=0, high=32
     )
-    terminal_on_point: bool = option(False, "treat a point as a game's end")
