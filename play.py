@@ -186,4 +186,5 @@ if __name__ == "__main__":
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:  # the disk is full; ffmpeg's error has several lines
-        sys.exit(f"play.py: failed: {str(error).splitlines()[0]}")
+        reason, _, _ = str(error).partition("\n")
+        sys.exit(f"play.py: failed: {reason}")

@@ -1,8 +1,9 @@
 """Run the rungs of the ladder in turn, for their FPS or until they solve Pong.
 
 Each seed runs all rungs and values before the next one, so that a drifting machine favours none.
-After an interruption, the same command continues: complete runs are not repeated. A rung that
-refuses its flags or lacks a library is left out, with the reason. Flags after -- go to every rung.
+After an interruption, or a failure after a checkpoint, the same command continues: complete runs
+are not repeated. A rung that refuses its flags or lacks a library is left out, with the reason.
+Flags after -- go to every rung.
 
     python -m benchmarks ladder --frames 10000 --seeds 0-2    compare FPS
     python -m benchmarks ladder --solve -- --cuda             run to 17
@@ -23,12 +24,13 @@ from benchmarks.measuring import positive
 from benchmarks.records import COMMIT, readme_fps
 from benchmarks.report import ROOT, commit
 from lib.training.checkpoints import FOLDER as CHECKPOINTS
+from lib.training.flags import number
 
 FRAMES, REPLAY_INITIAL = 10_000, 2_000  # of a run for its FPS
 SOLVE_FRAMES = 5_000_000  # a run that has not solved Pong by then counts as not solved
 TO_17 = 1_000_000  # frames that a rung needs, roughly: 0.5 to 2.7 million
 DONE = "command.txt"  # beside the events of a run that is complete: the command
-BEGUN = "interrupted.txt"  # the same for an interrupted run
+BEGUN = "interrupted.txt"  # the same for a run that can be resumed
 SWITCHES = {"on": "", "off": "no-"}  # --vary max-pool off on
 Command = tuple[str, ...]  # a rung's file and its flags, the seed last
 
@@ -75,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
     if wanted:
         print(f"{len(wanted)} to do, {duration(wanted)}")
     codes: dict[Command, int] = {}
-    for number, command in enumerate(wanted, start=1):
+    for position, command in enumerate(wanted, start=1):
         if not any(code == 2 and other[:-1] == command[:-1] for other, code in codes.items()):
-            print(f"[{number}/{len(wanted)}] {shlex.join(command)}", flush=True)
+            print(f"[{position}/{len(wanted)}] {shlex.join(command)}", flush=True)
             codes[command] = run_rung(command, run_dir)
     for command, code in codes.items():
         if code:
@@ -119,9 +121,11 @@ def duration(commands: Sequence[Command]) -> str:
     """Estimate how long these runs take, by the FPS in README."""
     fps, hours, unknown = readme_fps(), 0.0, 0
     for script, *flags in commands:
-        limits = re.findall(r"--max-frames[= ](\d[\d_,]*(?:e\d+)?)", shlex.join(flags))
-        limit = float(re.sub("[_,]", "", limits[-1]))  # the last flag counts
-        frames = min(limit or TO_17, TO_17)  # 0: no limit
+        limits = re.findall(r"--max-frames[= ](\S+)", shlex.join(flags))
+        try:
+            frames = min(number(int)(limits[-1]) or TO_17, TO_17)  # the last one; 0: no limit
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"--max-frames: {error}") from None
         hours += frames / fps.get(Path(script).stem, float("inf")) / 3600
         unknown += Path(script).stem not in fps
     text = f"about {hours:.0f} hours" if hours >= 2 else f"about {60 * hours + 1:.0f} minutes"

@@ -60,9 +60,8 @@ class Record:
 
     @property
     def setting(self) -> Hashable:
-        """Equal for runs that differ only in their seeds."""
-        how = frozenset(self.settings.items()), frozenset(self.machine.items())
-        return self.script, self.commit, *how
+        """Equal for runs that differ only in their seeds and commits."""
+        return self.script, frozenset(self.settings.items()), frozenset(self.machine.items())
 
     @property
     def cost(self) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Write a table and a chart of runs from their TensorBoard events alone.
 
 Each RUN is the folder of a run, or a folder with runs somewhere below, finished or not. A line of
-the table is one setting of a rung on one machine; only the seeds differ within it. --every adds
+the table is one setting of a rung at one commit on one machine; only seeds differ. --every adds
 learning curves, and a line for each run.
 
     python -m benchmarks table runs/first runs/second --every 100000
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     ladder = sorted(records, key=lambda record: (record.script, record.seed))
     settings: dict[Hashable, list[Record]] = {}
     for record in ladder:
-        settings.setdefault(record.setting, []).append(record)
+        settings.setdefault((record.setting, record.commit), []).append(record)
     groups = list(settings.values())
     edges = range(0, max(record.frames for record in records), args.every) if args.every else ()
     shared = shared_changes(groups)

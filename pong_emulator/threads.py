@@ -83,7 +83,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
 
         Raises:
             ValueError: actions are invalid.
-            gymnasium.error.Error: closed, never reset, or ``recv`` was not called in between.
+            gymnasium.error.Error: closed, not reset (also since Ctrl-C or an EmulatorError ended a
+                step), or ``recv`` was not called in between.
         """
         self._begin("send", actions, own=self._shares if len(self._shares) == 1 else [])
 
@@ -207,6 +208,8 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
             self._observations = observations
         finally:  # also for a step that Ctrl-C interrupted
             wait(self._handed_on)
+        if any(share.exception() for share in others):
+            self._observations = None
         for share in others:
             last |= share.result()
         return last

@@ -87,10 +87,10 @@ def test_a_rung_that_cannot_be_taken_apart_is_left_out(tmp_path, monkeypatch) ->
         return [Worker(script.stem, 50.0, 10, "main process", [Span("forward", 0, 9)])]
 
     monkeypatch.setattr(breakdown, "profile_rung", profile_rung)
-    for rungs, lines in (("01", 0), ("01 03", 1)):
+    for rungs, lines in (("01", False), ("01 03", True)):
         out = tmp_path / rungs
         assert main(["breakdown", *rungs.split(), "--out", str(out)]) == 1
-        assert len(read_csv(out / "breakdown.csv") if lines else []) == lines
+        assert (out / "breakdown.csv").exists() == lines
     assert "Left out: 01_baseline: no memory" in (out / "breakdown.md").read_text()
 
 
@@ -118,7 +118,7 @@ def test_seeds_run_through_all_rungs_and_values(rungs, capfd) -> None:
     assert not ladder.has_replay_buffer(ROOT / "10_thousands_of_games.py")  # real, as 06
     assert ladder.has_replay_buffer(ROOT / "06_compiled_update.py")
     # One seed where something varies; how many runs, and how long, is told before they start.
-    for limit, length in (("0", "7 hours"), ("100,000", "45 minutes"), ("1e5", "45 minutes")):
+    for limit, length in (("0", "7 hours"), ("100,000", "45 minutes"), ("1.0e5", "45 minutes")):
         assert climb(rungs, f"--rungs 02 --vary envs 1 2 --solve -- --max-frames {limit}") == 0
         out = capfd.readouterr().out
         assert out.index(f"2 to do, about {length} on two CPU cores") < out.index("[1/2]")
@@ -213,6 +213,7 @@ def test_bad_arguments_are_one_line_and_exit_code_2(capsys) -> None:
         "ladder --rungs 99": "99: there are only 00_slow_grads",
         "ladder --vary envs": "name the values",
         "ladder --frames 2000": "--frames 2000: filling a replay buffer takes 2000",
+        "ladder --rungs 01 -- --max-frames x": "'x' is not a whole number",
         "peers --python none": "requirements-peers.txt",
     }.items():
         assert main(command.split()) == 2

@@ -406,19 +406,22 @@ def test_threads_end_with_their_games(count: int) -> None:
     assert not any(thread.is_alive() for thread in theirs)
 
 
-def test_games_go_on_after_pictures_that_changed_too_often(monkeypatch) -> None:
-    games, others = envs(threads=1), envs()
+@pytest.mark.parametrize("count", [1, 3])
+def test_reset_follows_pictures_that_changed_too_often(count, monkeypatch) -> None:
+    games, others = envs(threads=count), envs()
     with monkeypatch.context() as patch:
         patch.setattr(vector_env, "LOG_SIZE", 20)
         with pytest.raises(EmulatorError, match=r"\d times, more than 20 are kept") as told:
             games.reset(seed=0)
         patch.setattr(vector_env, "LOG_SIZE", int(re.search(r"\d+", str(told.value))[0]))
         games.reset(seed=0)  # as many are kept
-    for each in (games, others):
-        each.reset(seed=7)
-    with monkeypatch.context() as patch:
-        patch.setattr(vector_env, "LOG_SIZE", -1)
-        with pytest.raises(EmulatorError, match="a picture changed"):
+    for play in (lambda: games.step([0] * 4), lambda: games.send([0] * 4) or games.recv()):
+        games.reset(seed=7)
+        with monkeypatch.context() as patch:
+            patch.setattr(vector_env, "LOG_SIZE", -1)
+            with pytest.raises(EmulatorError, match="a picture changed"):
+                play()
+        with pytest.raises(errors.ResetNeeded):
             games.step([0] * 4)
     for each in (games, others):
         each.reset(seed=7)

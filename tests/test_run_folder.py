@@ -129,11 +129,12 @@ def test_no_checkpoint_is_written_once_the_loss_is_not_finite(start):
 
 
 def test_a_second_signal_changes_nothing_at_the_end(start, monkeypatch):
-    again = SimpleNamespace(collect=partial(signal.raise_signal, signal.SIGINT))
+    again = SimpleNamespace(collect=lambda *_: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr("lib.training.launch.gc", again)
     stop = lambda *_: signal.raise_signal(signal.SIGTERM)  # noqa: E731
     for how, code, message in (
         ({"frames": 45}, 0, "frame limit reached"),
+        ({"frames": 45, "after": again.collect}, 0, "frame limit reached"),  # as its player ends
         ({"every": stop}, 143, "interrupted in 0:00:0"),
         ({"spoil": stop}, 143, "tiny: interrupted\n"),
         ({"spoil": Mock(side_effect=Failure("it broke"))}, 1, "tiny: failed: it broke\n"),

@@ -10,7 +10,7 @@ import copy
 import gc
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import resource_tracker
@@ -198,13 +198,13 @@ class Packed:
 
 
 @contextmanager
-def signals_blocked(numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Shield processes started in this block from signals; the trainer ends them."""
     if sys.platform == "win32":
         yield
         return
     resource_tracker.ensure_running()  # first, because it unblocks SIGINT and SIGTERM
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ from lib.printing import plural, print_line
 from lib.training.checkpoints import CheckpointError, read_first, save_checkpoints
 from lib.training.evaluation import load_agent, run_trial
 from lib.training.play import COUNTERS, PlayEvents, logged_episodes
-from lib.training.run import Failure, Run, end_on_signals, on_signals
+from lib.training.run import Failure, Run, end_on_signals, ignore_signals, on_signals
 from lib.training.terminal import Terminal
 
 import torch
@@ -302,9 +302,10 @@ def stop_early(engine: Engine, run: Run) -> None:
 
 
 def end_training(engine: Engine, run: Run) -> None:
-    """Write the outcome when training ends, even by a second Ctrl-C, and reset the signals.
+    """Write the outcome when training ends, even by a second Ctrl-C.
 
-    A failed run has no outcome. Attach this after the checkpoints, which are saved first.
+    From then on, a signal ends the games after training, and otherwise nothing more. A failed run
+    has no outcome. Attach this after the checkpoints, which are saved first.
     """
 
     @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
@@ -314,7 +315,7 @@ def end_training(engine: Engine, run: Run) -> None:
         has_outcome = isinstance(error, KeyboardInterrupt) if error else ended
         if has_outcome and run.outcome is None:
             run.write_outcome(engine.state)
-        end_on_signals()
+        (end_on_signals if run.solved else ignore_signals)()
         if error:
             raise error  # ignite leaves that to its handlers
 

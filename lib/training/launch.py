@@ -34,13 +34,7 @@ from lib.training.checkpoints import (
 from lib.training.flags import parse, shortened
 from lib.training.machine import describe_machine, free_cores, prepare_torch, process_as_before
 from lib.training.options import Options
-from lib.training.run import (
-    Failure,
-    Run,
-    describe_device_error,
-    end_on_signals,
-    ignore_signals,
-)
+from lib.training.run import Failure, Run, describe_device_error, end_on_signals, ignore_signals
 
 import torch
 from filelock import FileLock, Timeout
