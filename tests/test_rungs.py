@@ -88,7 +88,7 @@ def test_same_seed_same_run_if_it_is_killed_and_terminated(trained, tmp_path, pr
     script = "01_baseline"
     process = start(script, tmp_path, *short_run(script), "--checkpoint-every", "20")
     (run,) = tmp_path.iterdir()
-    files = [run / "checkpoints" / f"latest.{kind}" for kind in ("pt", "tmp")]
+    files = [run / "checkpoints" / f"latest.{kind}" for kind in ("pt", "pt.tmp")]
     while not all(file.exists() for file in files):
         assert process.poll() is None
     process.kill()

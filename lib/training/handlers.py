@@ -26,7 +26,7 @@ from lib.printing import plural, print_line
 from lib.training.checkpoints import CheckpointError, read_first, save_checkpoints
 from lib.training.evaluation import load_agent, run_trial
 from lib.training.play import COUNTERS, PlayEvents, logged_episodes
-from lib.training.run import Failure, Run, end_on_signals, ignore_signals, on_signals
+from lib.training.run import Failure, Run, end_on_signals, on_signals
 from lib.training.terminal import Terminal
 
 import torch
@@ -302,20 +302,20 @@ def stop_early(engine: Engine, run: Run) -> None:
 
 
 def end_training(engine: Engine, run: Run) -> None:
-    """Write the outcome when training ends, even by a second Ctrl-C.
+    """Write the outcome when training ends, even by a second Ctrl-C, and reset the signals.
 
-    From then on, a signal ends the games after training, and otherwise nothing more. A failed run
-    has no outcome. Attach this after the checkpoints, which are saved first.
+    A failed run has no outcome. Attach this after the checkpoints, which are saved first.
     """
 
     @engine.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
     def end(engine: Engine, error: BaseException | None = None) -> None:
         # Did training end as asked, by its goal, a limit or a signal? If not, its player was lost.
         ended = engine.should_terminate or run.signal is not None
-        has_outcome = isinstance(error, KeyboardInterrupt) if error else ended
-        if has_outcome and run.outcome is None:
+        if interrupted := isinstance(error, KeyboardInterrupt):  # a second Ctrl-C
+            run.signal = run.signal or signal.SIGINT
+        if (interrupted if error else ended) and run.outcome is None:
             run.write_outcome(engine.state)
-        (end_on_signals if run.solved else ignore_signals)()
+        end_on_signals()
         if error:
             raise error  # ignite leaves that to its handlers
 

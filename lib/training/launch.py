@@ -102,10 +102,11 @@ def launch(
             try:
                 train(params, run)
             except KeyboardInterrupt:
-                if run.signal is not None or not run.solved:  # training itself was interrupted
+                if run.signal is not None or not run.outcome:  # training itself was interrupted
                     raise
                 ignore_signals()
-                print_line("the games after training were cut short")
+                if run.solved:
+                    print_line("the games after training were cut short")
             ignore_signals()
         gc.collect()  # engine and handlers refer to each other, and hold torch's memory
         print_outcome(run)
