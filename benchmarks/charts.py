@@ -27,14 +27,15 @@ PANELS = {
 def reward_chart(path: Path, groups: Mapping[str, Sequence[Record]], machine: str) -> None:
     """Draw avg_reward of every run over frames and over minutes; runs of a group look alike."""
     figure, columns = new_figure(machine, 12, 5, "avg_reward of every run", panels=len(PANELS))
-    bars = {record.bar for records in groups.values() for record in records}
+    runs = [record for records in groups.values() for record in records]
+    bars = sorted({record.bar for record in runs if record.bar is not None})
     for axes, (x_label, (x, unit)) in zip(columns, PANELS.items(), strict=True):
         for number, (name, records) in enumerate(groups.items()):
             look = {"color": PALETTE[number % 10], "linestyle": STYLES[number // 10 % 4]}
             curves = [record.curves for record in records if len(record.curves.frames)]
             for label, curve in zip([name, *[None] * len(curves)], curves, strict=False):
                 axes.plot(getattr(curve, x) / unit, curve.avg_reward, label=label, lw=1, **look)
-        for bar in sorted(bar for bar in bars if bar is not None):
+        for bar in bars:
             axes.axhline(bar, color="grey", linestyle="--", linewidth=1, label=f"solved: {bar:g}")
         axes.set_xlim(left=0)
         axes.set_xlabel(x_label)
