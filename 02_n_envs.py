@@ -35,7 +35,7 @@ class Options(ReplayOptions):
     """Settings of this rung."""
 
     envs: int = option(3, "environments, stepped in turn", low=1, high=256, group="playing")
-    steps: int = option(1, "frames per environment and update", low=1, high=256, group="playing")
+    steps: int = option(1, "frames per environment per update", low=1, high=256, group="playing")
 
 
 def train(params: Options, run: Run) -> None:

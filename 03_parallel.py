@@ -2,12 +2,12 @@
 
 A player process steps the environment and puts its experience on a queue of at most 2 * ``--steps``
 frames. The main process empties the queue and takes one gradient step with a batch of 32 *
-``--steps``. It waits only when the queue is empty, and the player only when it is full. A faster
+``--steps``. It waits only while the queue is empty, the player only while it is full. A faster
 player fills the queue before each update. With ``--steps 4``, an update then has 8 new frames and
-128 samples: 16 per frame, half of 01's. The player acts with the network's live weights, in shared
-memory. With ``--play-device`` or ``--sync-frames`` it has its own copy and refreshes it every few
-frames. As in the chapter, epsilon falls from the first frame on, over ``--steps`` *
-``--epsilon-frames`` frames.
+128 samples: 16 per frame, half as many as in 01_baseline.py. The player acts with the network's
+live weights, in shared memory. With ``--play-device`` or ``--sync-frames`` it has its own copy and
+refreshes it every few frames. As in the chapter, epsilon falls from the first frame on, over
+``--steps`` * ``--epsilon-frames`` frames.
 
 The chapter measured 402 FPS against the baseline's 159 (+152 %), and 59 minutes against 105 to
 solve Pong (-43 %).
@@ -40,7 +40,9 @@ from torch.optim import Adam
 class Options(PlayerOptions):
     """Settings of this rung."""
 
-    steps: int = option(4, "scales batch, queue, epsilon frames", low=1, high=256, group="playing")
+    steps: int = option(
+        4, "multiplies batch, queue, epsilon frames", low=1, high=256, group="playing"
+    )
 
 
 def player_process(

@@ -4,8 +4,8 @@
 without Python's interpreter lock. The rung sends the actions, learns from the last transitions, and
 only then receives the new frames. So on a GPU, playing costs time only if it takes longer than the
 update; on a CPU, both share the cores. One forward pass chooses all actions. Network and loss are
-the same as in 02_n_envs.py, but the maximum of two frames is taken in grey, not in colour, and no
-FIRE follows a lost life.
+the same as in 02_n_envs.py, but there are eight environments instead of three, the maximum of two
+frames is taken in grey, not in colour, and no FIRE follows a lost life.
 
 The book does not cover this rung or the later ones.
 """

@@ -5,15 +5,15 @@ the network learns from the last rollout of 32 games, while C++ threads play the
 targets are Q(lambda) returns over up to 64 steps, about the length of a point, computed once per
 rollout. So an update is one forward and one backward pass, compiled, and in bfloat16 except for the
 last layer. Each frame is used four times, in many small updates. As the agent wins more points, the
-learning rate, the last part of epsilon and the number of updates fall. The network has a fourteenth
-of DQN's weights, a normalised hidden layer and dueling heads. It sees two stacked frames at half
-the resolution, cropped to the part between the walls, and plays the three of Pong's six actions
-that differ.
+learning rate, the number of updates and the lower bound of epsilon fall. The network has a
+fourteenth of DQN's weights, a normalised hidden layer and dueling heads. It sees two stacked frames
+at half the resolution, cropped to the part between the walls, and plays the three of Pong's six
+actions that differ.
 
-The agent acts with a moving average of the weights, which follows them more slowly as the agent
-wins more. Its values also make the targets. The agent breaks near-ties at random, so it does not
-lose rally after rally in the same way. Training ends when it wins 64 of 64 games without learning.
-On a CPU, half of the cores learn; the games get the rest.
+The agent acts with a moving average of the weights, over more updates as the agent wins more. The
+averaged network's values also make the targets. The agent breaks near-ties at random, so it does
+not lose rally after rally in the same way. Training ends when avg_reward is 17 and the agent,
+without learning, wins 64 of 64 games. On a CPU, half of the cores learn; the games get the rest.
 
 For the gain of each idea, see results/tried.md and results/epyc-zen4-2core/speedrun-without.
 """

@@ -1,6 +1,6 @@
 """Thousands of games: the whole run on one GPU.
 
-This is 08_recompiled_pong.py with many more games, fewer steps and larger batches. With --cuda the
+This is 08_recompiled_pong.py with 1,024 games, shorter rollouts and larger batches. With --cuda the
 emulator runs on the GPU, too. A step of all games is one CUDA graph: it chooses the actions, plays,
 and records the outcome. The returns of a rollout are another graph, and so is an update. The CPU
 launches the graphs, and fetches the outcome once per rollout. On a CPU this script plays in

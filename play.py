@@ -8,8 +8,8 @@
 RUN_DIR is a checkpoint or the folder of a run. From a folder, play.py takes
 the solved checkpoint, otherwise the best one, otherwise the latest. Without
 RUN_DIR the shipped agent plays, see weights/README.md. Games begin after
-no-ops, as DeepMind's do. An agent trained with other starts first plays as
-many games with those.
+no-ops, as DeepMind's do. An agent trained with other starts first plays
+the same number of games with its own.
 
     python play.py RUN_DIR --export agent.pt
 

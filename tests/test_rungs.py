@@ -313,7 +313,7 @@ def test_every_rung_explains_itself(script, ends):
     description = ast.get_docstring(ast.parse(source))
     text = ends(lambda: parse(options, description), script, "--help").out
     assert max(map(len, text.splitlines())) <= 80
-    assert re.search(r"--seed INT .* bfloat16 autocast \(default: off\)", text, re.DOTALL)
+    assert re.search(r"--seed INT .* in bfloat16 \(default: off\)", text, re.DOTALL)
     flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
     assert flags[:2] == ["--seed", "--max-frames"]
     assert len(flags) == len(fields(options))

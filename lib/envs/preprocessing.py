@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-# 60 of the 64 rows between the walls. The lowest four would change no value: they would give the
-# first convolution's output one more row, which the second convolution does not read.
+# 60 of the 64 rows between the walls. The lowest four would only change the mean that is
+# subtracted: the second convolution does not read the row that they add to the first one's output.
 PONG_ROWS = (13, 73)
 PONG_ACTIONS = (0, 2, 3)  # stay, up and down; the other three do the same
 

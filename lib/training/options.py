@@ -71,7 +71,7 @@ class CommonOptions:
     threads: int = resume_option(
         0, "threads of torch; 0: the free cores, or 1 with a GPU", low=0, high=1_024
     )
-    amp: bool = run_option(False, "compute updates in bfloat16 autocast")
+    amp: bool = run_option(False, "compute updates in bfloat16")
     run_dir: str = resume_option("runs", "where this run makes its folder")
     resume: str = resume_option(
         "",

@@ -16,14 +16,14 @@ class SpeedrunOptions(PrecisionOptions):
     learning_rate_final: float = option(6e-5, "learning rate of Adam at the end", low=1e-12, high=1)
     adam_epsilon: float = option(1e-5, "epsilon of Adam; damps small gradients", low=1e-12, high=1)
     batch_size: int = option(64, "frames per update, from the last rollout", low=1, high=65_536)
-    epochs: float = option(4.0, "how often each frame is used at the start", low=0.01, high=1_000)
-    epochs_final: float = option(1.0, "the same at the end", low=0.01, high=1_000)
-    averaged: int = option(1_000, "the acting weights average up to so many updates", low=1)
+    epochs: float = option(4.0, "uses of each frame at the start", low=0.01, high=1_000)
+    epochs_final: float = option(1.0, "uses of each frame at the end", low=0.01, high=1_000)
+    averaged: int = option(1_000, "updates that the weights are averaged over at the end", low=1)
     envs: int = playing_option(32, "environments, stepped together", low=1, high=16_384)
     rollout: int = playing_option(64, "frames of each environment in a rollout", low=1, high=1_024)
     trial_games: int = option(
         64,
-        "new games that the agent must win at the end, with a mean of --stop-reward",
+        "new games that the agent must win at the end, with a mean of --stop-reward or more",
         low=1,
         high=1_024,
         group="run",
@@ -111,5 +111,5 @@ class ThousandsOptions(EmulatorOptions):
     learning_rate_final: float = other("learning_rate_final", 1.4e-4)
     epsilon_frames: int = other("epsilon_frames", 1_000_000)
     games_per_warp: int = playing_option(
-        0, "games per warp of the GPU; 0: the emulator's default", low=0, high=32
+        0, "games per warp, which is 32 GPU threads; 0: the emulator's default", low=0, high=32
     )
