@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     """Profile the rungs; write the table, the timeline and the traces."""
     asked = {flag.split("=")[-1].split(":")[0] for flag in args.rung_flags}  # --device=cuda:1
     machine = describe_machine(chosen_device(bool(asked & {"--cuda", "cuda"})))
+    del machine["threads"]  # each rung chooses its own
     out = args.out.resolve()
     workers, left_out = list[Worker](), list[str]()
     for script in choose(args.rungs):
@@ -139,8 +140,8 @@ def profile_rung(script: Path, args: argparse.Namespace, folder: Path) -> Iterat
         output_of([*command, "--run-dir", runs, *flags, *args.rung_flags], script.stem)
     if not (folder / LAPS).exists():
         raise Failed(f"{script.stem} ended before {args.updates} updates were profiled")
-    (f0, t0), (f1, t1), (f2, _), (f3, _), gpu = json.loads((folder / LAPS).read_text())
-    print(f"GPU busy: {gpu}. The longest operators by CPU time ({OPERATORS} in {folder}):")
+    (f0, t0), (f1, t1), (f2, _), (f3, _) = json.loads((folder / LAPS).read_text())
+    print(f"The longest operators by CPU time ({OPERATORS} in {folder}):")
     for line in (folder / OPERATORS).read_text().splitlines()[3:13]:
         name, share, *_ = re.split(r"\s{2,}", line.strip())
         print(f"{share:>9}  {name}")

@@ -3,6 +3,7 @@
 Each seed runs all rungs and values before the next one, so that a drifting machine favours none.
 After an interruption, or a failure after a checkpoint, the same command continues: complete runs
 are not repeated. A rung that refuses its flags or lacks a library is left out, with the reason.
+10 plays 20 times as many frames as the others, because it needs them.
 Flags after -- go to every rung.
 
     python -m benchmarks ladder --frames 10000 --seeds 0-2    compare FPS
@@ -28,6 +29,7 @@ from lib.training.flags import number
 
 FRAMES, REPLAY_INITIAL = 10_000, 2_000  # of a run for its FPS
 SOLVE_FRAMES = 5_000_000  # a run that has not solved Pong by then counts as not solved
+MANY = {"10_thousands_of_games.py": 20}  # times as many: a rollout of 10 has 32,768 frames
 TO_17 = 1_000_000  # frames that a rung needs, roughly: 0.5 to 2.7 million
 DONE = "command.txt"  # beside the events of a run that is complete: the command
 BEGUN = "interrupted.txt"  # the same for a run that can be resumed
@@ -103,12 +105,12 @@ def planned(args: argparse.Namespace) -> list[Command]:
     if not args.solve and args.frames <= REPLAY_INITIAL:
         raise UserError(f"--frames {args.frames}: filling a replay buffer takes {REPLAY_INITIAL}")
     filling = ("--replay-initial", str(REPLAY_INITIAL))
-    fps = ("--max-frames", str(args.frames), "--epsilon-frames", "1")
-    solve = ("--max-frames", str(SOLVE_FRAMES))
-    lengths = {
-        script.name: solve if args.solve else fps + filling * has_replay_buffer(script)
-        for script in choose(args.rungs)
-    }
+    lengths = {}
+    for script in choose(args.rungs):
+        frames = (SOLVE_FRAMES if args.solve else args.frames) * MANY.get(script.name, 1)
+        lengths[script.name] = ("--max-frames", str(frames))
+        if not args.solve:
+            lengths[script.name] += ("--epsilon-frames", "1") + filling * has_replay_buffer(script)
     return [
         (script, *length, *flags, *args.rung_flags, "--seed", str(seed))
         for seed in dict.fromkeys(seed for some in chosen for seed in some)

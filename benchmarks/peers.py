@@ -20,6 +20,7 @@ from benchmarks.peer_loops import EPSILON, REPLAY_INITIAL
 from benchmarks.report import here, spread, write_table
 from lib.training.machine import describe_machine
 
+import torch
 from tqdm import tqdm
 
 ONE, THREE = "1 environment, update of 32", "3 environments, update of 96"
@@ -92,6 +93,7 @@ def measure(program: str, is_rung: bool, args: argparse.Namespace, seed: int) ->
             python, own = sys.executable, ["--max-frames", REPLAY_INITIAL + args.frames]
             own += ["--epsilon-start", EPSILON, "--epsilon-final", EPSILON]
             own += ["--replay-initial", REPLAY_INITIAL, "--run-dir", folder]
+            own += ["--threads", torch.get_num_threads()]  # as many as the peers
         output = output_of([python, *program.split(), *flags, *map(str, own)], program)
     if (fps := last_fps(output)) is None:
         raise Failed(f"{program} printed no FPS")

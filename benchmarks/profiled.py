@@ -118,16 +118,6 @@ def new_profiler() -> profile:
     return profile(experimental_config=_ExperimentalConfig(profile_all_threads=True))
 
 
-def gpu_busy() -> str:
-    """Return how busy the GPU was in the last second or less, or why that is unknown."""
-    if not torch.cuda.is_available():
-        return "no GPU here"
-    try:
-        return f"{torch.cuda.utilization()} %"
-    except (ImportError, RuntimeError) as error:  # without NVIDIA's library for Python
-        return f"unknown: {error}"
-
-
 def main() -> None:
     """Run the rung."""
     folder, updates = Path(sys.argv[1]), int(sys.argv[2])
@@ -136,11 +126,6 @@ def main() -> None:
     make_player, run_engine = player.Player.__init__, Engine.run
     profiler, measured = new_profiler(), record_function(MEASURED)
     laps: list[tuple[int, float]] = []  # frames and seconds
-    busy: list[str] = []
-
-    def begin_profile() -> None:
-        busy.append(gpu_busy())
-        profiler.start()
 
     def end() -> None:
         measured.__exit__(None, None, None)
@@ -148,12 +133,12 @@ def main() -> None:
         profiler.export_chrome_trace(str(folder / TRAINER))
         operators = profiler.key_averages().table("self_cpu_time_total", row_limit=20)
         (folder / OPERATORS).write_text(operators)
-        (folder / LAPS).write_text(json.dumps([*laps, busy[0]]))
+        (folder / LAPS).write_text(json.dumps(laps))
 
     begin = WARM_UP + updates + PROFILER_WARM_UP
     moments: dict[int, Callable[[], Any]] = {
         WARM_UP: lambda: None,
-        WARM_UP + updates: begin_profile,
+        WARM_UP + updates: profiler.start,
         begin: measured.__enter__,
         begin + updates: end,
     }

@@ -130,8 +130,12 @@ def read_all(folders: Sequence[Path]) -> list[Record]:
 
 def drop_repeated(records: Sequence[Record]) -> tuple[list[Record], int]:
     """Drop and count the unfinished runs whose repetition is finished."""
-    whole = {(record.seed, record.setting) for record in records if record.finished}
-    kept = [one for one in records if one.finished or (one.seed, one.setting) not in whole]
+    last: dict[Hashable, float] = {}  # when the last finished run started
+    for one in records:
+        if one.finished:
+            which = one.seed, one.setting
+            last[which] = max(one.started, last.get(which, 0.0))
+    kept = [o for o in records if o.finished or o.started > last.get((o.seed, o.setting), 0.0)]
     return kept, len(records) - len(kept)
 
 
@@ -140,7 +144,7 @@ def defaults(script: str) -> dict[str, Any]:
     """Return a rung's defaults, except for settings that a resumed run may change."""
     try:
         hints = get_type_hints(runpy.run_path(str(ROOT / f"{script}.py"))["train"])
-    except (OSError, ImportError):  # a rung of the past, or Ray is missing
+    except OSError:  # a rung of the past
         return {}
     settings = fields(next(iter(hints.values())))
     return {e.name: e.default for e in settings if not e.metadata["may_change"]}

@@ -18,7 +18,8 @@ Device = torch.device | str
 BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 CONTAINER = Path("/sys/fs/cgroup")  # Linux: the limits of a container
 ADVICE = {  # appended to torch's errors
-    "not compiled with CUDA": "; install a torch for CUDA, see pytorch.org/get-started",
+    "not compiled with CUDA": "; install a torch for CUDA, see pytorch.org/get-started; on a Mac, "
+    "try --device mps",
     "no kernel image": "; install a torch for this GPU, see pytorch.org/get-started",
     "out of memory": "; other programs fill its memory, nvidia-smi lists them",
 }

@@ -103,8 +103,11 @@ def test_it_ends_when_nobody_reads_or_the_disk_is_full(name, code, trained, ends
 
 
 def test_an_exported_agent_plays_the_same_and_is_small(trained, play, tmp_path):
-    run, file = trained("07_speedrun").folder, tmp_path / "agent.pt"
+    run, file = trained("07_speedrun").folder, tmp_path / "latest.pt"
+    for name in ("latest.pt", "previous.pt"):
+        (tmp_path / name).write_text("an earlier agent")
     assert play(run, "--export", file).code == 0
+    assert (tmp_path / "previous.pt").read_text() == "an earlier agent"
     assert file.stat().st_size < 1_000_000
     games = [play(agent, "--episodes", 1).out for agent in (run, file)]
     assert games[0].splitlines()[1:] == games[1].splitlines()[1:]

@@ -532,8 +532,9 @@ def test_a_run_that_cannot_be_resumed_keeps_its_curves_and_settings(start):
     assert told() == whole
     file = run.folder / "checkpoints" / "latest.pt"
     kept = read_checkpoint(file)
-    for part in ("optimizer", "buffer", "speed"):
-        write_checkpoint(file, kept | {part: {}})
+    others = {"net": nn.Linear(5, 5).state_dict(), "optimizer": {}, "buffer": {}, "speed": {}}
+    for part, content in others.items():
+        write_checkpoint(file, kept | {part: content})
         again = start(of=run, frames=300)
         assert again.code == 1
         assert "the earlier version that saved it" in one_line(again.error)
@@ -581,7 +582,7 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
         ({"settings": Path("/")}, "latest.pt is damaged, or not a checkpoint"),  # it has code
     ):
         write_checkpoint(place / "latest.pt", foreign)
-        (place / "previous.pt").unlink()
+        (place / "previous.pt").unlink(missing_ok=True)
         assert message in refused()
 
 

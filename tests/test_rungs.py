@@ -252,7 +252,7 @@ def test_bad_arguments_are_refused_in_one_line(command, tmp_path, ends):
 
 def test_what_is_typed_by_habit_is_accepted_or_corrected(ends, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["02_n_envs.py"])
-    options, usual = options_of("02_n_envs"), ["--replay_size=1e5", "--max-frames", "7,000,000"]
+    options, usual = options_of("02_n_envs"), ["--replay_size=1E5", "--max-frames", "7,000,000"]
     run = parse(options, "", [*usual, "--dev=cpu", "--replay-initial", "10_000", "--gamma=1"])
     assert run == replace(options(), max_frames=7_000_000, gamma=1.0).resolved()
     assert run.stop_reward == 17

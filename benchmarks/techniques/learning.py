@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import Failed
 from benchmarks.measuring import Measure, timed
 from lib.learning.compiled_update import cuda_graph
-from lib.learning.dqn_model import DQN, initialise
+from lib.learning.dqn_model import DQN
 from lib.learning.loss import bellman_loss
 from lib.learning.replay_buffer import Batch
 from lib.training.options import ReplayOptions
@@ -226,20 +226,12 @@ def new_relus(net: Any) -> Any:
     return net
 
 
-def kaiming(net: Any) -> Any:
-    """Give the network He's initial weights, as the tutorial does."""
-    initialise(net)
-    return net
-
-
 def details(args: Namespace) -> Works:
     """Details of the network and its update."""
     layouts = {"contiguous": {"change": contiguous}, "channels-last": {}}
     adams = {"by tensor": {"foreach": False, "fused": False}, "foreach": {"foreach": True}}
     adams |= {"fused": {"fused": True}}
     relus = {"new tensors": {"change": new_relus}, "in place": {}}
-    weights = {"PyTorch's": {}, "Kaiming": {"change": kaiming}}
     works = compare(args, layouts, "update", what="memory format: ")
     works = {**works, **compare(args, adams, "update", what="Adam: ")}
-    works = {**works, **compare(args, relus, "update", what="ReLU: ")}
-    return {**works, **compare(args, weights, "update", what="initial weights: ")}
+    return {**works, **compare(args, relus, "update", what="ReLU: ")}

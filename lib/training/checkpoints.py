@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.printing import print_line
-from lib.training.run import Run
+from lib.training.run import Run, describe_device_error
 
 import torch
 from ignite.engine import Engine, Events
@@ -79,8 +79,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def write_checkpoint(file: Path, contents: Mapping[str, Any]) -> None:
-    """Write a checkpoint and replace the old one, or raise OSError and replace nothing."""
+def write_checkpoint(file: Path, contents: Mapping[str, Any], keep: Path | None = None) -> None:
+    """Write a checkpoint and replace the old one, or raise OSError and replace nothing.
+
+    With ``keep``, the old one is kept there.
+    """
     file.parent.mkdir(exist_ok=True)
     written = file.with_name(f"{file.name}.tmp")
     try:
@@ -94,8 +97,8 @@ def write_checkpoint(file: Path, contents: Mapping[str, Any]) -> None:
         if isinstance(error, RuntimeError) and isinstance(cause, (OSError, KeyboardInterrupt)):
             raise cause from None
         raise
-    if file.name == "latest.pt" and file.exists():
-        file.replace(file.with_name("previous.pt"))
+    if keep and file.exists():
+        file.replace(keep)
     written.replace(file)
 
 
@@ -129,7 +132,7 @@ def save_checkpoints(
                 best = state.avg_reward
             if state.solved:
                 write_checkpoint(folder / "solved.pt", agent)
-            write_checkpoint(folder / "latest.pt", latest)
+            write_checkpoint(folder / "latest.pt", latest, keep=folder / "previous.pt")
         except OSError as error:
             free = f"{shutil.disk_usage(run.folder).free // 2**20:,} MB free"
             raise OSError(f"no checkpoint could be written to {folder}, {free}: {error}") from None
@@ -147,9 +150,13 @@ def load_checkpoint(
     def load(name: str, part: Any) -> None:
         try:
             part.load_state_dict(checkpoint.pop(name))
-        except KeyError as error:
+        except (KeyError, RuntimeError, ValueError) as error:
+            if describe_device_error(error):
+                raise
+            missing = isinstance(error, KeyError)
+            reason = f" has no {error.args[0]}" if missing else f"'s {name} does not fit"
             hint = "resume the run with the earlier version that saved it"
-            raise CheckpointError(f"the checkpoint has no {error.args[0]}: {hint}") from None
+            raise CheckpointError(f"the checkpoint{reason}: {hint}") from None
 
     for name, part in saved.items():
         load(name, part)

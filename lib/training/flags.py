@@ -168,7 +168,7 @@ def number(kind: type, low: float = -math.inf, high: float = math.inf) -> Callab
         try:
             value = float(digits)
             if kind is int:
-                value = int(value) if "e" in text and value.is_integer() else int(digits)
+                value = int(value) if "e" in text.lower() and value.is_integer() else int(digits)
         except (ValueError, OverflowError):
             expected = "a whole number" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"{text!r} is not {expected}") from None

@@ -73,17 +73,16 @@ def attach_handlers(
             engine.fire_event(PlayEvents.TRIAL_COMPLETED)
         return trial.passed
 
-    envs = getattr(run.params, "envs", 1)
     track_reward(engine)
     speed = Speed(engine)
     average = track_loss(engine)
     warn_if_network_died(engine, saved["net"])
     stop_early(engine, run)
-    log_to_tensorboard(engine, run.tensorboard, epsilon, envs)
+    log_to_tensorboard(engine, run.tensorboard, epsilon, run.games)
     engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
     save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
     Terminal(run).attach(engine)
-    stop_when_solved(engine, run.params.stop_reward, passes, max(TRIAL_EVERY, envs // 4))
+    stop_when_solved(engine, run.params.stop_reward, passes, max(TRIAL_EVERY, run.games // 4))
     end_training(engine, run)
 
 

@@ -58,6 +58,7 @@ def launch(
     fallbacks.clear()
     try:
         end_on_signals()
+        torch.set_flush_denormal(True)  # as in prepare_torch; --init-from starts torch's threads
         params = parse(options_class, description or "")  # python -OO has no docstrings
         device = params.training_device
         if device.type == "cuda":

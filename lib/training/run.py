@@ -73,6 +73,11 @@ class Run(Generic[Options]):
         return self.checkpoint["progress"]["frames"] if self.checkpoint else 0
 
     @property
+    def games(self) -> int:
+        """How many games are played at the same time."""
+        return getattr(self.params, "envs", 1) * getattr(self.params, "players", 1)
+
+    @property
     def games_seed(self) -> int:
         """The seed of this process's games; a resumed run plays other ones."""
         return resumed_seed(self.params.seed, self.frames_before)
@@ -115,12 +120,12 @@ def describe_device_error(error: Exception) -> str | None:
     """Describe an error of the GPU or of memory in one line; return None for other errors."""
     line = str(error).strip().split("\n")[0]
     if isinstance(error, MemoryError) or "can't allocate memory" in line:
-        return f"out of memory: {line or 'MemoryError'}; a smaller --replay-size may fit"
+        return f"out of memory: {line or 'MemoryError'}; a smaller --replay-size or --envs may fit"
     if "shared memory" in line:
         return f"{line}; enlarge /dev/shm (Docker: --shm-size=1g)"
     if isinstance(error, torch.OutOfMemoryError):
         sentences = line.split(". ")[:3]  # on what was requested and what is free
-        return ". ".join(sentences) + "; a smaller --batch-size or --replay-size may fit"
+        return ". ".join(sentences) + "; a smaller --batch-size, --replay-size or --envs may fit"
     known = isinstance(error, torch.AcceleratorError) or line.startswith(DEVICE_ERRORS)
     return line if known else None
 

@@ -29,7 +29,7 @@ class Terminal:
     """A line for each event, and a bar below them if standard error is a terminal."""
 
     def __init__(self, run: Run) -> None:
-        self.params, self.before = run.params, run.frames_before
+        self.params, self.games, self.before = run.params, run.games, run.frames_before
         # No rate, because tqdm would average over both phases. The cursor stays where the bar
         # begins: at its end there is no room for the ^C of Ctrl-C.
         layout = "{desc} |{bar}| {percentage:3.0f}%\r"
@@ -43,8 +43,7 @@ class Terminal:
 
     def attach(self, engine: Engine) -> None:
         engine.add_event_handler(PlayEvents.TRAINING_BEGINS, self.training_begins)
-        logged = logged_episodes(getattr(self.params, "envs", 1))
-        engine.add_event_handler(logged, self.episode_completed)
+        engine.add_event_handler(logged_episodes(self.games), self.episode_completed)
         engine.add_event_handler(PlayEvents.BOUND_REWARD_REACHED, self.bound_reward_reached)
         engine.add_event_handler(PlayEvents.TRIAL_STEP, self.trial_step)
         engine.add_event_handler(PlayEvents.TRIAL_COMPLETED, self.trial_completed)
