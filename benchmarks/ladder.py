@@ -105,7 +105,7 @@ def planned(args: argparse.Namespace) -> list[Command]:
     if not args.solve and args.frames <= REPLAY_INITIAL:
         raise UserError(f"--frames {args.frames}: filling a replay buffer takes {REPLAY_INITIAL}")
     filling = ("--replay-initial", str(REPLAY_INITIAL))
-    lengths = {}
+    lengths = dict[str, tuple[str, ...]]()
     for script in choose(args.rungs):
         frames = (SOLVE_FRAMES if args.solve else args.frames) * MANY.get(script.name, 1)
         lengths[script.name] = ("--max-frames", str(frames))
