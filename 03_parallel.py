@@ -40,9 +40,7 @@ from torch.optim import Adam
 class Options(PlayerOptions):
     """Settings of this rung."""
 
-    steps: int = option(
-        4, "multiplies batch, queue, epsilon frames", low=1, high=256, group="playing"
-    )
+    steps: int = option(4, "scales batch, queue, epsilon frames", low=1, high=256, group="playing")
 
 
 def player_process(

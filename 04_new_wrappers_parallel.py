@@ -34,9 +34,7 @@ from torch.optim import Adam
 class Options(PlayerOptions, WrapperOptions):
     """Settings of this rung."""
 
-    steps: int = option(
-        4, "multiplies batch, queue, epsilon frames", low=1, high=256, group="playing"
-    )
+    steps: int = option(4, "scales batch, queue, epsilon frames", low=1, high=256, group="playing")
 
 
 def make_env(params: Options) -> FrameStack:
