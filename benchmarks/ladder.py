@@ -3,7 +3,7 @@
 Each seed runs all rungs and values before the next one, so that a drifting machine favours none.
 After an interruption, or a failure after a checkpoint, the same command continues: complete runs
 are not repeated. A rung that refuses its flags or lacks a library is left out, with the reason.
-10 plays 20 times as many frames as the others, because it needs them.
+10 plays 20 times as many frames: its first rollout has 32,768, and 17 takes 5 million or more.
 Flags after -- go to every rung.
 
     python -m benchmarks ladder --frames 10000 --seeds 0-2    compare FPS
@@ -29,8 +29,8 @@ from lib.training.flags import number
 
 FRAMES, REPLAY_INITIAL = 10_000, 2_000  # of a run for its FPS
 SOLVE_FRAMES = 5_000_000  # a run that has not solved Pong by then counts as not solved
-MANY = {"10_thousands_of_games.py": 20}  # times as many: a rollout of 10 has 32,768 frames
-TO_17 = 1_000_000  # frames that a rung needs, roughly: 0.5 to 2.7 million
+MANY = {"10_thousands_of_games.py": 20}  # times as many frames
+TO_17 = 1_000_000  # frames that the other rungs need, roughly: 0.5 to 2.7 million
 DONE = "command.txt"  # beside the events of a run that is complete: the command
 BEGUN = "interrupted.txt"  # the same for a run that can be resumed
 SWITCHES = {"on": "", "off": "no-"}  # --vary max-pool off on
@@ -45,12 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vary", nargs="+", metavar=("FLAG", "VALUE"), default=[], help=text)
     length = parser.add_mutually_exclusive_group()
     text = (
-        f"compare FPS: stop each run after N frames, {REPLAY_INITIAL} of which fill the replay "
-        "buffer if the rung has one. Epsilon is final from the start (--epsilon-frames 1), because "
-        "a random action costs no forward pass (default: %(default)s)"
+        f"compare FPS: stop each run after N frames (10: 20 N), {REPLAY_INITIAL} of which fill the "
+        "replay buffer if the rung has one. Epsilon is final from the start (--epsilon-frames 1), "
+        "because a random action costs no forward pass (default: %(default)s)"
     )
     length.add_argument("--frames", type=positive, default=FRAMES, metavar="N", help=text)
-    text = f"run until Pong is solved, or for {SOLVE_FRAMES} frames (or -- --max-frames N)"
+    text = f"run until Pong is solved, or for {SOLVE_FRAMES} frames (10: 20 times as many)"
     length.add_argument("--solve", action="store_true", help=text)
     text = "such as 0 1 2 or 0-9; below 100 for choosing settings (default: 0-2; with --vary: 0)"
     parser.add_argument("--seeds", type=seeds, nargs="+", metavar="SEED", help=text)

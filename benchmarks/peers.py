@@ -93,7 +93,7 @@ def measure(program: str, is_rung: bool, args: argparse.Namespace, seed: int) ->
             python, own = sys.executable, ["--max-frames", REPLAY_INITIAL + args.frames]
             own += ["--epsilon-start", EPSILON, "--epsilon-final", EPSILON]
             own += ["--replay-initial", REPLAY_INITIAL, "--run-dir", folder]
-            own += ["--threads", torch.get_num_threads()]  # as many as the peers
+            own += ["--threads", torch.get_num_threads()] * (not args.cuda)  # as the peers
         output = output_of([python, *program.split(), *flags, *map(str, own)], program)
     if (fps := last_fps(output)) is None:
         raise Failed(f"{program} printed no FPS")

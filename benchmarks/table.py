@@ -234,7 +234,7 @@ def row(name: str, runs: Sequence[Record], groups: Sequence[Sequence[Record]]) -
     solved = [record.solved for record in runs]
     group, limit = next(g for g in groups if runs[0] in g), runs[0].settings.get("max_frames", 0)
     to_17 = limit == 0 or float(limit) >= WHOLE_WAY or any(one.solved for one in group)
-    to_17 &= runs[0].bar is not None
+    to_17 &= runs[0].bar is not None and runs[0].settings.get("epsilon_frames") != 1  # for FPS
     certain = [one or not to_17 for one in solved]  # runs not to 17 end as planned
     frames, minutes = zip(*(one.cost for one in runs), strict=True)
     won = summary([one.minutes for one in runs], certain, "{:,.1f}")

@@ -171,6 +171,15 @@ def test_the_games_of_a_page(place: Path, count: int) -> None:
         assert not one.solved or f"{one.to_bar[0]:,.0f}" in page
 
 
+def test_what_a_player_process_brings() -> None:
+    told = re.findall("makes (.{3}) times the FPS of .*? needed (.{3}) times", one_line(RESULTS))
+    fps, frames = readme_fps(), {name: runs(SHIPPED)[name][0].to_bar[0] for name in LADDER[2:6]}
+    assert told == [
+        (f"{fps[other] / fps[one]:.1f}", f"{frames[other] / frames[one]:.1f}")
+        for one, other in (LADDER[2:4], LADDER[4:6])
+    ]
+
+
 def networks(file: str = "alive") -> dict[tuple[str, ...], dict[int, dict[str, str]]]:
     """Looks at networks after so many updates, by rung, Adam's epsilon and seed."""
     found = defaultdict(dict)
@@ -333,6 +342,8 @@ def test_the_headline_and_the_lines_of_the_terminal() -> None:
     assert sample[0].endswith(f" and {60 * record.to_bar[1]:,.0f} seconds")
     output = (ZEN4 / "held-out/output.txt").read_text(encoding="utf-8")
     assert "".join(f"08-{record.seed}: {line}\n" for line in sample) in output
+    solved = re.search("`(solved in .*?)`", page)[1]
+    assert f"08-{record.seed}: {solved}\n" in output
 
 
 def test_the_update_takes_nearly_everything() -> None:

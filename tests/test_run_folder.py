@@ -532,7 +532,8 @@ def test_a_run_that_cannot_be_resumed_keeps_its_curves_and_settings(start):
     assert told() == whole
     file = run.folder / "checkpoints" / "latest.pt"
     kept = read_checkpoint(file)
-    others = {"net": nn.Linear(5, 5).state_dict(), "optimizer": {}, "buffer": {}, "speed": {}}
+    none = {"state": {}, "param_groups": []}
+    others = {"net": nn.Linear(5, 5).state_dict(), "optimizer": none, "buffer": {}, "speed": {}}
     for part, content in others.items():
         write_checkpoint(file, kept | {part: content})
         again = start(of=run, frames=300)

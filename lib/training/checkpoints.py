@@ -154,9 +154,10 @@ def load_checkpoint(
             if describe_device_error(error):
                 raise
             missing = isinstance(error, KeyError)
-            reason = f" has no {error.args[0]}" if missing else f"'s {name} does not fit"
+            why = f" has no {error.args[0]}" if missing else f"'s {name} does not fit"
             hint = "resume the run with the earlier version that saved it"
-            raise CheckpointError(f"the checkpoint{reason}: {hint}") from None
+            cause = "" if missing else f" ({' '.join(str(error).split())[:160]})"
+            raise CheckpointError(f"the checkpoint{why}: {hint}{cause}") from None
 
     for name, part in saved.items():
         load(name, part)

@@ -320,7 +320,7 @@ def end_training(engine: Engine, run: Run) -> None:
 
 
 def log_to_tensorboard(
-    engine: Engine, logger: TensorboardLogger, epsilon: Schedule, envs: int = 1
+    engine: Engine, logger: TensorboardLogger, epsilon: Schedule, games: int = 1
 ) -> None:
     """Write the curves: by episode, by frame while filling, by update while training."""
     state = engine.state
@@ -334,7 +334,7 @@ def log_to_tensorboard(
         now = {name: getattr(state, name) for name in names}
         write(folder, step, **now, epsilon=epsilon(state.frames), **more)
 
-    @engine.on(logged_episodes(envs))
+    @engine.on(logged_episodes(games))
     def episode() -> None:
         reward = {"reward": state.episode.reward, "avg_reward": state.avg_reward}
         now = {"frames": state.frames, "time_passed": state.time_passed}

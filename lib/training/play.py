@@ -35,10 +35,10 @@ class PlayEvents(EventEnum):
 COUNTERS = {PlayEvents.FRAMES_PLAYED: "frames", PlayEvents.EPISODE_COMPLETED: "episodes"}
 
 
-def logged_episodes(envs: int) -> CallableEventWithFilter:
-    """Return the event of logged games: all, or every (``envs`` // 256)th because logging is
+def logged_episodes(games: int) -> CallableEventWithFilter:
+    """Return the event of logged games: all, or every (``games`` // 256)th because logging is
     slow."""
-    return PlayEvents.EPISODE_COMPLETED(every=max(1, envs // 256))  # type: ignore[operator]
+    return PlayEvents.EPISODE_COMPLETED(every=max(1, games // 256))  # type: ignore[operator]
 
 
 def batch_generator(

@@ -21,6 +21,8 @@ from torch.utils.tensorboard import summary
 
 # Errors without an exception class in torch, such as those of cuDNN and cuBLAS.
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
+# The same for memory: Linux, Windows, and Apple's GPUs.
+NO_MEMORY = ("can't allocate memory", "not enough memory", "MPS backend out of memory")
 # Signals of a closed terminal, and of batch systems before they kill; Windows has none.
 WARNINGS = [n for n in signal.Signals if n.name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")]
 SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, *WARNINGS)  # they end a run
@@ -119,7 +121,7 @@ def set_signals(handlers: Mapping[int, Any]) -> None:
 def describe_device_error(error: Exception) -> str | None:
     """Describe an error of the GPU or of memory in one line; return None for other errors."""
     line = str(error).strip().split("\n")[0]
-    if isinstance(error, MemoryError) or "can't allocate memory" in line:
+    if isinstance(error, MemoryError) or any(words in line for words in NO_MEMORY):
         return f"out of memory: {line or 'MemoryError'}; a smaller --replay-size or --envs may fit"
     if "shared memory" in line:
         return f"{line}; enlarge /dev/shm (Docker: --shm-size=1g)"
