@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "because a random action costs no forward pass (default: %(default)s)"
     )
     length.add_argument("--frames", type=positive, default=FRAMES, metavar="N", help=text)
-    text = f"run until Pong is solved, or for {SOLVE_FRAMES} frames (10: 20 times as many)"
+    text = f"run until Pong is solved, or for {SOLVE_FRAMES} frames (10: 20 times as many; or "
+    text += "-- --max-frames N)"
     length.add_argument("--solve", action="store_true", help=text)
     text = "such as 0 1 2 or 0-9; below 100 for choosing settings (default: 0-2; with --vary: 0)"
     parser.add_argument("--seeds", type=seeds, nargs="+", metavar="SEED", help=text)

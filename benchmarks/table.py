@@ -130,11 +130,8 @@ def read_all(folders: Sequence[Path]) -> list[Record]:
 
 def drop_repeated(records: Sequence[Record]) -> tuple[list[Record], int]:
     """Drop and count the unfinished runs whose repetition is finished."""
-    last: dict[Hashable, float] = {}  # when the last finished run started
-    for one in records:
-        if one.finished:
-            which = one.seed, one.setting
-            last[which] = max(one.started, last.get(which, 0.0))
+    in_order = sorted(records, key=lambda record: record.started)
+    last = {(one.seed, one.setting): one.started for one in in_order if one.finished}
     kept = [o for o in records if o.finished or o.started > last.get((o.seed, o.setting), 0.0)]
     return kept, len(records) - len(kept)
 

@@ -73,7 +73,8 @@ def test_what_torch_cannot_use_is_told_from_its_error(monkeypatch, gpus):
         assert message in one_line(missing_device("cuda"))
     error = "CUDA out of memory. Tried to allocate 1 GiB. GPU 0 has a total capacity of 1 GiB. ..."
     message = describe_device_error(torch.OutOfMemoryError(error))
-    assert re.match("CUDA out of memory. Tried to allocate .* or --envs may fit$", message)
+    smaller = "a smaller --batch-size, --replay-size or --envs may fit"
+    assert re.match(f"CUDA out of memory. Tried to allocate .*; {smaller}$", message)
     assert describe_device_error(RuntimeError("cuDNN error: X\nmore")) == "cuDNN error: X"
     assert describe_device_error(RuntimeError("a mistake")) is None  # which needs its traceback
 

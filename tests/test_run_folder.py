@@ -532,10 +532,11 @@ def test_a_run_that_cannot_be_resumed_keeps_its_curves_and_settings(start):
     assert told() == whole
     file = run.folder / "checkpoints" / "latest.pt"
     kept = read_checkpoint(file)
-    none = {"state": {}, "param_groups": []}
-    others = {"net": nn.Linear(5, 5).state_dict(), "optimizer": none, "buffer": {}, "speed": {}}
-    for part, content in others.items():
-        write_checkpoint(file, kept | {part: content})
+    others = [{name: {}} for name in ("optimizer", "buffer", "speed")]
+    others += [{"net": nn.Linear(5, 5).state_dict()}]
+    others += [{"optimizer": {"state": {}, "param_groups": []}}]
+    for other in others:
+        write_checkpoint(file, kept | other)
         again = start(of=run, frames=300)
         assert again.code == 1
         assert "the earlier version that saved it" in one_line(again.error)
@@ -576,6 +577,7 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
     agent = kept | {"settings": {"script": "tiny"}}
     changed = read_checkpoint(place / "latest.pt")
     changed["settings"]["hyperparameters"]["dropout"] = 0.5
+    (place / "previous.pt").unlink()
     for foreign, message in (
         (changed, "no setting dropout: resume "),
         (agent, "is an agent without its run"),
@@ -583,7 +585,6 @@ def test_what_cannot_be_resumed_is_refused(start, ends):
         ({"settings": Path("/")}, "latest.pt is damaged, or not a checkpoint"),  # it has code
     ):
         write_checkpoint(place / "latest.pt", foreign)
-        (place / "previous.pt").unlink(missing_ok=True)
         assert message in refused()
 
 

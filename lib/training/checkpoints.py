@@ -148,16 +148,16 @@ def load_checkpoint(
     checkpoint = run.checkpoint or {}
 
     def load(name: str, part: Any) -> None:
+        hint = "resume the run with the earlier version that saved it"
         try:
             part.load_state_dict(checkpoint.pop(name))
-        except (KeyError, RuntimeError, ValueError) as error:
+        except KeyError as error:
+            raise CheckpointError(f"the checkpoint has no {error.args[0]}: {hint}") from None
+        except (RuntimeError, ValueError) as error:
             if describe_device_error(error):
                 raise
-            missing = isinstance(error, KeyError)
-            why = f" has no {error.args[0]}" if missing else f"'s {name} does not fit"
-            hint = "resume the run with the earlier version that saved it"
-            cause = "" if missing else f" ({' '.join(str(error).split())[:160]})"
-            raise CheckpointError(f"the checkpoint{why}: {hint}{cause}") from None
+            text = f"the checkpoint's {name} does not fit: {hint}"
+            raise CheckpointError(f"{text} ({' '.join(str(error).split())[:160]})") from None
 
     for name, part in saved.items():
         load(name, part)
