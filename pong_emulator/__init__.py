@@ -28,7 +28,12 @@ __all__ = ["EmulatorError", "PongVectorEnv", "missing", "prepare", "preparing"]
 
 
 def missing(device: str = "cpu") -> str | None:
-    """Return in one line what this machine lacks to play on a device (cpu, cuda), or None."""
+    """Return in one line what this machine lacks to play on a device, or None.
+
+    Raise ValueError if the device is not cpu, cuda or cuda:1, for example.
+    """
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise ValueError(f"device is {device}, and must be cpu, cuda or cuda:1")
     try:
         import_module("numba")
     except ImportError as error:  # not installed, or not for this NumPy
@@ -100,8 +105,6 @@ def PongVectorEnv(  # noqa: N802, used like a class
         ValueError: an argument is out of range or unknown, or there are not as many seeds as games.
         EmulatorError: something is missing, see ``missing``.
     """
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
-        raise ValueError(f"device is {device}, and must be cpu, cuda or cuda:1")
     if problem := missing(str(device)):
         raise EmulatorError(problem)
     from .vector_env import Settings
@@ -125,9 +128,9 @@ def prepare(device: str = "cpu") -> None:
     For a GPU, this compiles only the kernels; its games need the CPU's part, too. Raise
     EmulatorError if something is missing, see ``missing``.
     """
+    if problem := missing(device):
+        raise EmulatorError(problem)
     if device.startswith("cuda"):
-        if problem := missing(device):
-            raise EmulatorError(problem)
         import_module(f"{__name__}.cuda").prepare(device)
     else:
         games = PongVectorEnv(1, threads=1)
@@ -168,7 +171,7 @@ def preparing(device: Any = "cpu") -> Iterator[None]:
         f"c.folder = lambda: pathlib.Path({str(folder())!r}); p.prepare"
     )
     settings: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    settings |= {"cwd": Path(__file__).parent.parent, "start_new_session": True}
+    settings |= {"cwd": Path(__file__).parents[__name__.count(".") + 1], "start_new_session": True}
     processes: list[subprocess.Popen] = []
     try:
         for name in devices:

@@ -31,9 +31,10 @@ from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_at_least
 if not hasattr(np, "row_stack"):  # NumPy 2.5 has removed it, and numba-cuda 0.30 names it
     np.row_stack = np.vstack
 WARP = 32  # threads that execute each instruction together
-WARPS = 16  # warps that run on a processor at once: ``play`` takes 86 registers
+WARPS = 16  # at least as many warps run on a processor at once: ``play`` takes 86 registers
 VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
 ROWS = 80  # different rows that a picture can have; Pong's have up to 40
+INTEGERS = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
 WATCH = DRAWS // 4  # steps from one check of the device's counts to the next
 numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a few games are a few blocks, which is fine
 # Numba's simulator plays in Python, in the CPU's memory, to test kernels without a GPU.
@@ -188,6 +189,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         games_per_warp: int = 0,
     ) -> None:
         check_at_least(0, games_per_warp=games_per_warp)
+        if games_per_warp > WARP:
+            raise ValueError(f"games_per_warp is {games_per_warp}, and must be at most {WARP}")
         super().__init__(num_envs, settings)
         # Fixed now: "cuda" means another device when torch's current device changes.
         self._gpu = torch.device(device).index
@@ -212,8 +215,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     def _here(self, state: torch.Tensor) -> np.ndarray:
         return state.cpu().numpy()
 
-    def _draw_noops(self, draws: int) -> None:
-        super()._draw_noops(draws)
+    def _draw_noops(self, draws: int, seeds: np.ndarray) -> None:
+        super()._draw_noops(draws, seeds)
         self._noops_there.copy_(torch.from_numpy(self._noops))
         self._drawn = np.full(self.num_envs, draws)  # by game
         self._counts: torch.Tensor | None = None  # the device's counts, requested last
@@ -222,7 +225,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     def reset(
         self, *, seed: Seed | None = None, options: dict[str, Any] | None = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Begin new games, see ``ThreadedPongVectorEnv.reset``; wait until the last ones stop."""
+        """Begin new games, see ``ThreadedPongVectorEnv.reset``; wait for the steps before."""
         self._check_reset(options)
         if seed is None:  # resets use up no-ops, too
             self.check(self.counts().cpu().numpy())
@@ -248,7 +251,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         """
         self._check_turn("send")
         actions = torch.as_tensor(actions, device=self.device)
-        if actions.shape != (self.num_envs,) or actions.is_floating_point():
+        if actions.shape != (self.num_envs,) or actions.dtype not in INTEGERS:
             given = f"{actions.dtype} of shape {tuple(actions.shape)}"
             raise ValueError(f"actions are integers of shape ({self.num_envs},), not {given}")
         actions = actions.long().contiguous()
@@ -311,7 +314,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     def check(self, counts: np.ndarray) -> None:
         """Check the counts of some steps ago, and draw new no-ops in place of used ones.
 
-        Call it at least once after a game's reset ``DRAWS // 4`` and before its reset ``DRAWS``.
+        Call it regularly: it draws once a game has used ``DRAWS // 4`` no-ops, and no game may use
+        ``DRAWS`` of them before.
 
         Raises:
             EmulatorError: a picture could not be drawn correctly, or no-ops ran out.

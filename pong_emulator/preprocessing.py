@@ -16,7 +16,6 @@ from .tia import WIDTH
 
 SIZE = 84
 COLUMN_UNITS, LINE_UNITS = 40, 5  # covered by a pixel; a column has 21, a line 2
-ALL_ROWS = (0, SIZE)
 WEIGHTS = COLUMN_UNITS * LINE_UNITS
 # A small pixel's first column, and the weights of that and the next two.
 FIRST_COLUMN = np.arange(SIZE) * COLUMN_UNITS // 21

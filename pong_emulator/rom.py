@@ -7,8 +7,6 @@ from pathlib import Path
 from .errors import EmulatorError
 
 SHA256 = "41623e3c26148f96cbe77d56512845d224a63c8fe5bf90e38527155e39ec96d3"
-SIZE = 2048  # bytes; the processor sees them twice in the 4 KB of a cartridge
-FIRST = 0xF000  # the address of the first byte, as the program uses it
 
 # Facts that the code does not show, found by running the program.
 PICTURE_END = 0xF0CC  # the instruction that clears VSYNC

@@ -187,9 +187,8 @@ def _store(i: Instruction, value: str) -> Iterator[Step]:
 
 
 def _tia_write(register: int, value: str) -> Iterator[Step]:
-    text = TIA_WRITES.get(register, "pass")  # Pong's first game needs no others
-    if text != "pass":
-        yield Step(text.format(value))
+    if register in TIA_WRITES:  # Pong's first game needs no others
+        yield Step(TIA_WRITES[register].format(value))
 
 
 def _push_status(i: Instruction, stack: int | None) -> Iterator[Step]:

@@ -175,7 +175,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         """Wait until no thread plays, and draw no-ops if a game has none left for a reset."""
         wait(self._handed_on)  # a step that Ctrl-C interrupted is still played
         if self._state[NOOPS_DRAWN].max() == len(self._noops):
-            self._draw_noops(2 * len(self._noops))
+            self._draw_noops(2 * len(self._noops), self._seeds)
 
     def _play(
         self, begin: int, end: int, work: Scratch, actions: np.ndarray, before: np.ndarray,
@@ -213,6 +213,10 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
         for share in others:
             last |= share.result()
         return last
+
+    def _here(self, state: np.ndarray) -> np.ndarray:
+        wait(self._handed_on)  # a step that Ctrl-C interrupted is still played
+        return state
 
     def _info(self) -> dict[str, Any]:
         return {"episode_frame_number": self._state[EMULATED_FRAMES, : self.num_envs].copy()}

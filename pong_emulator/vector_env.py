@@ -1,4 +1,4 @@
-"""The common part of games on the CPU and on a GPU: settings, spaces, seeds and turns."""
+"""The common part of games on the CPU and on a GPU: settings, spaces, seeds, order of calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Settings:
         check_at_least(1, stack=self.stack, frame_skip=self.frame_skip)
         check_at_least(1, max_num_frames_per_episode=self.max_num_frames_per_episode)
         match self.rows:
-            case [first, last] if first in range(SIZE) and last in range(first + 1, SIZE + 1):
+            case [first, last] if first in range(SIZE) and last in range(SIZE + 1) and first < last:
                 pass
             case _:
                 expected = f"two whole numbers from 0 to {SIZE}, the first one smaller"
@@ -109,16 +109,16 @@ class BasePongVectorEnv(VectorEnv):
         seeds = seeds.astype(np.int64)
         if seeds.shape not in ((), (self.num_envs,)):
             raise ValueError(f"seed has the shape {seeds.shape}: give one, or {self.num_envs}")
-        self._seeds = seeds if seeds.ndim else seeds + np.arange(self.num_envs)
+        self._draw_noops(DRAWS, seeds if seeds.ndim else seeds + np.arange(self.num_envs))
         self._state[NOOPS_DRAWN] = 0
-        self._draw_noops(DRAWS)
 
-    def _draw_noops(self, draws: int) -> None:
-        randoms = [np.random.RandomState(seed) for seed in self._seeds]
+    def _draw_noops(self, draws: int, seeds: np.ndarray) -> None:
+        randoms = [np.random.RandomState(seed) for seed in seeds]
         noops = np.empty((draws, self.num_envs), np.int32)
         for g, random in enumerate(randoms):
             noops[:, g] = self._next_noops(random, draws)
-        self._randoms, self._noops = randoms, noops  # last: Ctrl-C may interrupt the draw
+        # Last, because Ctrl-C may interrupt the draw.
+        self._seeds, self._randoms, self._noops = seeds, randoms, noops
 
     def _next_noops(self, random: np.random.RandomState, count: int) -> np.ndarray:
         numbers = _uniform(random, int(self._settings.noop_max), count)

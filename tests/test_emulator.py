@@ -333,7 +333,7 @@ def test_an_error_in_any_thread_is_raised_when_nobody_plays_any_more(mine, befor
     raised.set()
 
 
-@pytest.mark.parametrize("call", ["step", "copy", "reset", "reset after one of two shares"])
+@pytest.mark.parametrize("call", ["step", "ram", "copy", "reset", "reset after one of two shares"])
 def test_what_follows_an_interruption_waits_for_the_step(call, before_a_share, monkeypatch) -> None:
     games, others, goes_on = begun(threads=3), begun(threads=1), threading.Event()
     others.step(RANDOM[0])
@@ -354,6 +354,8 @@ def test_what_follows_an_interruption_waits_for_the_step(call, before_a_share, m
         with pytest.raises(KeyboardInterrupt):
             games.step(RANDOM[0])
     monkeypatch.setattr(threads, "wait", lambda futures: goes_on.set() or wait(futures))
+    if call == "ram":
+        assert np.array_equal(games.ram, others.ram)
     if call == "copy":
         games = deepcopy(games)
     if "reset" in call:
@@ -385,13 +387,13 @@ def test_no_game_begins_with_no_ops_whose_draw_was_interrupted(monkeypatch) -> N
     monkeypatch.setattr(vector_env, "DRAWS", 8)
     games, others = begun(), begun()
     for number in range(1, 20):  # the 9th and 17th reset draw
-        if number in (8, 16):
+        for seed in (100, None) * (number in (8, 16)):
             second = Mock(**{"randint.side_effect": KeyboardInterrupt})
             randoms = Mock(side_effect=[np.random.RandomState(0), second, second, second])
             with monkeypatch.context() as patch:
                 patch.setattr(np.random, "RandomState", randoms)
                 with pytest.raises(KeyboardInterrupt):
-                    games.reset()
+                    games.reset(seed=seed)
         compare_results(f"reset {number}", games.reset(), others.reset())
 
 
@@ -548,7 +550,7 @@ def test_what_is_no_action_is_refused_in_one_line(actions: object) -> None:
         *(("seed", seed) for seed in ([1, 2], 1.7, True, 2**63, [0, 1, 2, -1])),
         *(("seed", seed) for seed in (2**31 - 3, [0, 1, 2, 2**31])),  # ALE refuses them, too
         *(("render_mode", "human"), ("device", "mps"), ("device", "cudax")),
-        *(("rows", rows) for rows in ((5, 5), (0, 85), (-1, 3), (0.5, 3), (1, 2, 3), 5)),
+        *(("rows", rows) for rows in ((5, 5), (0, 85), (-1, 3), (0, 84.5), (1, 2, 3), 5)),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(name: str, value: object) -> None:

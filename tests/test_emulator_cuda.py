@@ -96,11 +96,11 @@ def test_simulated_games_are_those_of_the_cpu(settings, steps, games, tmp_path):
 
 def test_means_of_pixels_are_those_of_the_cpu():
     from pong_emulator.cuda import small_pixel
-    from pong_emulator.preprocessing import ALL_ROWS, shrink
+    from pong_emulator.preprocessing import shrink
 
     rows = np.random.default_rng(0).integers(256, size=(2, 210, 160), dtype=np.uint8)
     lines, small = np.arange(210, dtype=np.int32), np.empty((84, 84), np.uint8)
-    shrink(rows[0], lines, rows[1], lines, ALL_ROWS, np.zeros(162, np.int32), small)
+    shrink(rows[0], lines, rows[1], lines, (0, 84), np.zeros(162, np.int32), small)
     both = np.stack([lines, lines])
     there = [[small_pixel(rows, both, y, x) for x in range(84)] for y in range(84)]
     assert np.array_equal(small, there)

@@ -5,7 +5,7 @@ from typing import Any
 from pong_emulator import bus, state, tia
 from pong_emulator.control_flow import Program
 from pong_emulator.errors import EmulatorError
-from pong_emulator.preprocessing import ALL_ROWS, WEIGHTS, shrink
+from pong_emulator.preprocessing import WEIGHTS, shrink
 from pong_emulator.riot import set_timer, timer
 from pong_emulator.translate import translate
 
@@ -154,7 +154,7 @@ def test_preprocessing_is_that_of_opencv(seed: int, greys: int) -> None:
     a, b = palette[random.integers(greys, size=(2, tia.LINES, tia.WIDTH))]
     expected = cv2.resize(np.maximum(a, b), (84, 84), interpolation=cv2.INTER_AREA)
     small, lines = np.zeros((84, 84), np.uint8), np.arange(tia.LINES, dtype=np.int32)
-    shrink(a, lines, b, lines, ALL_ROWS, np.zeros(tia.WIDTH + 2, np.int32), small)
+    shrink(a, lines, b, lines, (0, 84), np.zeros(tia.WIDTH + 2, np.int32), small)
     difference = small.astype(int) - expected
     assert np.abs(difference).max() <= 1
     # OpenCV adds up fractions of 32 bits: where the exact mean lies half way between two greys, its
