@@ -22,6 +22,8 @@ def try_optimised(part: str, eager: Version, make: Callable[[], Version]) -> Ver
         return make()
     except Exception as error:  # whatever failed, eager code works
         kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
-        fallbacks.append(f"{part}: {kind}{first_line(error)[:300]}")
-        print_line(f"left out: {fallbacks[-1]}")
+        reason = f"{part}: {kind}{first_line(error)[:300]}"
+        if reason not in fallbacks:  # each trial tries it again
+            fallbacks.append(reason)
+            print_line(f"left out: {reason}")
         return eager

@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from lib import gpu_checks, transfer
+from lib.learning import compiled_update
 
 import pytest
 import torch
@@ -270,13 +270,13 @@ class FakeGraph:
             storage.fill_(0xA5)
 
     @contextlib.contextmanager
-    def capture(self, pool: object = None) -> Iterator[None]:
+    def capture(self, pool: object = None, stream: "FakeStream | None" = None) -> Iterator[None]:
         if gpu.recording:
             raise RuntimeError("INTERNAL ASSERT FAILED: a capture is underway")
         gpu.synchronize()
-        for stream in FakeStream.all:
-            gpu.stream.wait_stream(stream)
-        before, gpu.stream = gpu.stream, FakeStream()
+        for other in FakeStream.all:
+            gpu.stream.wait_stream(other)
+        before, gpu.stream = gpu.stream, stream or FakeStream()
         gpu.graph, pool = self, pool or object()
         gpu.recording.add(pool)
         gpu.captures_random = True
@@ -319,6 +319,21 @@ class FakeStream:
             gpu.stream = before
 
 
+class FakeEvent:
+    """Waiting for it brings the copies that began before it was recorded, and no others."""
+
+    def __init__(self) -> None:
+        self.before = list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def record(self) -> None:
+        self.before = [*gpu.arriving]
+
+    def synchronize(self) -> None:
+        for target, numbers in self.before:
+            target.copy_(numbers)
+        gpu.arriving = [new for new in gpu.arriving if all(new is not old for old in self.before)]
+
+
 class Everything(TorchDispatchMode):
     """Sends what makes new tensors to the GPU, too."""
 
@@ -338,8 +353,8 @@ def in_place_of_cuda() -> Iterator[FakeGpu]:
     with pytest.MonkeyPatch.context() as patch, Everything():
         patch.setattr(transfer, "ASYNCHRONOUS", (NAME,))
         patch.setattr(torch, "compile", lambda function, **_: function)
-        event = SimpleNamespace(record=lambda: None, synchronize=gpu.synchronize)
-        cuda = {"Stream": FakeStream, "stream": FakeStream.current, "Event": lambda: event}
+        compiled_update.capture_streams.cache_clear()  # they belong to another fake
+        cuda = {"Stream": FakeStream, "stream": FakeStream.current, "Event": FakeEvent}
         cuda |= {"set_stream": lambda stream: setattr(gpu, "stream", stream)}
         cuda |= {"current_stream": lambda: gpu.stream, "current_device": lambda: 0}
         cuda |= {"CUDAGraph": FakeGraph, "graph": FakeGraph.capture, "graph_pool_handle": object}

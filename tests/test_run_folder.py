@@ -97,6 +97,7 @@ def in_a_thread(work) -> None:
 
 
 LOST = "CUDA error: an illegal memory access was encountered"
+NO_ENGINE = "GET was unable to find an engine to execute this computation"
 SHM = "unable to allocate shared memory(shm) for file </torch_1>: No space left"
 lose_it = Mock(side_effect=torch.AcceleratorError(f"{LOST}\nKernel errors might"))
 
@@ -109,6 +110,8 @@ lose_it = Mock(side_effect=torch.AcceleratorError(f"{LOST}\nKernel errors might"
         (lambda net: np.empty(2**57), "out of memory: Unable to allocate 1.00 EiB for an array"),
         (lambda net: torch.empty(2**60), "out of memory: [enforce fail"),
         (Mock(side_effect=RuntimeError(SHM)), f"{SHM}; enlarge /dev/shm"),
+        (Mock(side_effect=RuntimeError(NO_ENGINE)), NO_ENGINE),  # cuDNN
+        (Mock(side_effect=type("CUDAError", (Exception,), {})("it broke")), "it broke"),  # Numba
         (lambda net: setattr(net, "state_dict", lose_it), LOST),  # while it is saved
     ],
 )

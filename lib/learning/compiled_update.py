@@ -7,7 +7,7 @@ sees the whole update.
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from lib.devices import compiles
@@ -39,6 +39,16 @@ def unchanged(device: torch.device, tensors: Iterable[torch.Tensor] = ()) -> Ite
         module.set_rng_state(state)
 
 
+@cache
+def capture_streams(gpu: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """Return the streams of the current GPU on which functions warm up and are captured.
+
+    torch would capture on the GPU of the process's first capture, and keep cuBLAS's memory for each
+    new stream.
+    """
+    return torch.cuda.Stream(), torch.cuda.Stream()
+
+
 def cuda_graph(function: Callable[[], Result]) -> Callable[[], Result]:
     """Capture a function as one CUDA graph, which launches all its kernels with a single call.
 
@@ -46,7 +56,8 @@ def cuda_graph(function: Callable[[], Result]) -> Callable[[], Result]:
     calls it four times. The returned function replays the graph and overwrites the previous result.
     It keeps alive everything that the graph reads.
     """
-    stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream = torch.cuda.current_stream()
+    side, capturing = capture_streams(torch.cuda.current_device())
     side.wait_stream(stream)  # warm up on another stream, so that all memory is allocated
     try:
         with torch.cuda.stream(side):
@@ -56,7 +67,7 @@ def cuda_graph(function: Callable[[], Result]) -> Callable[[], Result]:
         stream.wait_stream(side)
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, stream=capturing):
             result = function()
     except Exception as error:
         end_capture(stream, pool)
@@ -79,8 +90,9 @@ def end_capture(stream: torch.cuda.Stream, pool: tuple[int, int]) -> None:
     with suppress(RuntimeError):  # if torch has done this already
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
-    # The random generators stay in capture mode until a capture succeeds.
-    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    # In torch 2.11, the random generators stay in capture mode until a capture succeeds.
+    _, capturing = capture_streams(torch.cuda.current_device())
+    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=capturing):
         torch.zeros(1, device=stream.device)
     torch.cuda.set_stream(stream)  # in case this capture fails, too
 

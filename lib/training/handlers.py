@@ -28,6 +28,7 @@ from lib.training.evaluation import load_agent, run_trial
 from lib.training.play import COUNTERS, PlayEvents, logged_episodes
 from lib.training.run import Failure, Run, end_on_signals, on_signals
 from lib.training.terminal import Terminal
+from lib.transfer import is_asynchronous
 
 import torch
 from ignite.engine import Engine, Events
@@ -74,12 +75,14 @@ def attach_handlers(
         return trial.passed
 
     track_reward(engine)
-    speed = Speed(engine)
+    speed = Speed(engine, run.device)
     average = track_loss(engine)
     warn_if_network_died(engine, saved["net"])
     stop_early(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon, run.games)
-    engine.add_event_handler(PlayEvents.TRAINING_BEGINS, run.write_settings)
+    engine.add_event_handler(
+        PlayEvents.TRAINING_BEGINS | PlayEvents.TRIAL_COMPLETED, run.write_settings
+    )
     save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
     Terminal(run).attach(engine)
     stop_when_solved(engine, run.params.stop_reward, passes, max(TRIAL_EVERY, run.games // 4))
@@ -148,8 +151,8 @@ def load_weights(saved: dict[str, Any], run: Run) -> None:
 class Speed:
     """The clock of a run: time, and frames per second of each phase."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, device: torch.device) -> None:
+        self.engine, self.device = engine, device
         # For a resumed run: its seconds so far, and the seconds and frames of its training.
         self.before = (0.0, 0.0, 0)
         state = engine.state
@@ -167,6 +170,8 @@ class Speed:
 
     def training_begins(self) -> None:
         self.engine.remove_event_handler(self.training_begins, Events.ITERATION_STARTED)
+        if is_asynchronous(self.device):  # its games may still play
+            torch.accelerator.synchronize()
         self.measure()
         self.engine.fire_event(PlayEvents.TRAINING_BEGINS)
         self.engine.state.phase, self.engine.state.fps = "training", 0.0

@@ -115,7 +115,7 @@ def launch(
             sys.exit(0)
         print_resume_command(folder)
         sys.exit(128 + run.signal)
-    except (Failure, CheckpointError, OSError, RuntimeError, MemoryError) as error:
+    except Exception as error:
         ignore_signals()
         _free_memory(error)
         known = isinstance(error, (Failure, CheckpointError, OSError))  # e.g. the disk is full

@@ -19,8 +19,11 @@ from ignite.engine import State
 from ignite.handlers import TensorboardLogger
 from torch.utils.tensorboard import summary
 
-# Errors without an exception class in torch, such as those of cuDNN and cuBLAS.
-DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuFFT error", "NVRTC error")
+# Errors without an exception class in torch: its own and those of CUDA's libraries and of Triton.
+DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "CUDA NVRTC error", "NVRTC error")
+DEVICE_ERRORS += ("cuDNN error", "cuDNN Frontend error", "cuFFT error", "Triton Error [CUDA]")
+DEVICE_ERRORS += ("GET was unable to find an engine",)  # cuDNN, often without memory
+NUMBA_ERRORS = ("CUDAError", "CudaAPIError")  # classes of packages that may not be installed
 # The same for memory: Linux, Windows, and Apple's GPUs.
 NO_MEMORY = ("can't allocate memory", "not enough memory", "MPS backend out of memory")
 # Signals of a closed terminal, and of batch systems before they kill; Windows has none.
@@ -129,7 +132,7 @@ def describe_device_error(error: Exception) -> str | None:
         sentences = line.split(". ")[:3]  # on what was requested and what is free
         return ". ".join(sentences) + "; a smaller --batch-size, --replay-size or --envs may fit"
     known = isinstance(error, torch.AcceleratorError) or line.startswith(DEVICE_ERRORS)
-    return line if known else None
+    return line if known or type(error).__name__ in NUMBA_ERRORS else None
 
 
 def describe_error(error: Exception) -> str:
