@@ -80,9 +80,8 @@ def attach_handlers(
     warn_if_network_died(engine, saved["net"])
     stop_early(engine, run)
     log_to_tensorboard(engine, run.tensorboard, epsilon, run.games)
-    engine.add_event_handler(
-        PlayEvents.TRAINING_BEGINS | PlayEvents.TRIAL_COMPLETED, run.write_settings
-    )
+    for event in (PlayEvents.TRAINING_BEGINS, PlayEvents.TRIAL_COMPLETED):
+        engine.add_event_handler(event, run.write_settings)
     save_checkpoints(engine, run, saved, {"speed": speed, "avg_loss": average})
     Terminal(run).attach(engine)
     stop_when_solved(engine, run.params.stop_reward, passes, max(TRIAL_EVERY, run.games // 4))

@@ -20,9 +20,11 @@ from ignite.handlers import TensorboardLogger
 from torch.utils.tensorboard import summary
 
 # Errors without an exception class in torch: its own and those of CUDA's libraries and of Triton.
-DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "CUDA NVRTC error", "NVRTC error")
-DEVICE_ERRORS += ("cuDNN error", "cuDNN Frontend error", "cuFFT error", "Triton Error [CUDA]")
-DEVICE_ERRORS += ("GET was unable to find an engine",)  # cuDNN, often without memory
+DEVICE_ERRORS = (
+    "CUDA error", "CUDA driver error", "CUDA NVRTC error", "NVRTC error", "cuDNN error",
+    "cuDNN Frontend error", "cuFFT error", "Triton Error [CUDA]",
+    "GET was unable to find an engine",  # cuDNN, often without memory
+)  # fmt: skip
 NUMBA_ERRORS = ("CUDAError", "CudaAPIError")  # classes of packages that may not be installed
 # The same for memory: Linux, Windows, and Apple's GPUs.
 NO_MEMORY = ("can't allocate memory", "not enough memory", "MPS backend out of memory")
