@@ -26,15 +26,14 @@ from .preprocessing import COLUMN_UNITS, LINE_UNITS, SIZE, WEIGHTS, half_way, li
 from .state import BANK, EMULATED_FRAMES, FIELDS, LOG_SIZE, NOOPS_DRAWN
 from .television import GREYS, LOOK, draw
 from .tia import LINES, WIDTH
-from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
+from .vector_env import DRAWS, BasePongVectorEnv, Seed, Settings, check_changes, check_range
 
 if not hasattr(np, "row_stack"):  # NumPy 2.5 has removed it, and numba-cuda 0.30 names it
     np.row_stack = np.vstack
 WARP = 32  # threads that execute each instruction together
-WARPS = 16  # at least as many warps run on a processor at once: ``play`` takes 86 registers
+WARPS = 16  # that a processor can run at once, at least: ``play`` takes 86 registers
 VIEWERS = 128  # threads of a block that draws, half of them for each of the two pictures
 ROWS = 80  # different rows that a picture can have; Pong's have up to 40
-INTEGERS = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
 WATCH = DRAWS // 4  # steps from one check of the device's counts to the next
 numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a few games are a few blocks, which is fine
 # Numba's simulator plays in Python, in the CPU's memory, to test kernels without a GPU.
@@ -188,9 +187,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         device: Any = "cuda",
         games_per_warp: int = 0,
     ) -> None:
-        check_at_least(0, games_per_warp=games_per_warp)
-        if games_per_warp > WARP:
-            raise ValueError(f"games_per_warp is {games_per_warp}, and must be at most {WARP}")
+        check_range(0, WARP, games_per_warp=games_per_warp)
         super().__init__(num_envs, settings)
         # Fixed now: "cuda" means another device when torch's current device changes.
         self._gpu = torch.device(device).index
@@ -225,7 +222,7 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     def reset(
         self, *, seed: Seed | None = None, options: dict[str, Any] | None = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Begin new games, see ``ThreadedPongVectorEnv.reset``; wait for the steps before."""
+        """Begin new games, see ``ThreadedPongVectorEnv.reset``; wait for earlier steps."""
         self._check_reset(options)
         if seed is None:  # resets use up no-ops, too
             self.check(self.counts().cpu().numpy())
@@ -251,7 +248,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
         """
         self._check_turn("send")
         actions = torch.as_tensor(actions, device=self.device)
-        if actions.shape != (self.num_envs,) or actions.dtype not in INTEGERS:
+        whole = torch.can_cast(actions.dtype, torch.int64) and actions.dtype != torch.bool
+        if actions.shape != (self.num_envs,) or not whole:
             given = f"{actions.dtype} of shape {tuple(actions.shape)}"
             raise ValueError(f"actions are integers of shape ({self.num_envs},), not {given}")
         actions = actions.long().contiguous()
@@ -314,8 +312,8 @@ class CudaPongVectorEnv(BasePongVectorEnv):
     def check(self, counts: np.ndarray) -> None:
         """Check the counts of some steps ago, and draw new no-ops in place of used ones.
 
-        Call it regularly: it draws once a game has used ``DRAWS // 4`` no-ops, and no game may use
-        ``DRAWS`` of them before.
+        Call it so often that no game uses up its ``DRAWS`` no-ops in between. It draws once a game
+        has used a quarter of them.
 
         Raises:
             EmulatorError: a picture could not be drawn correctly, or no-ops ran out.

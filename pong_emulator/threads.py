@@ -16,7 +16,7 @@ from .games import Scratch, reset_games, scratch, step_games
 from .pong import ACTIONS
 from .state import EMULATED_FRAMES, FIELDS, NOOPS_DRAWN
 from .television import GREYS
-from .vector_env import BasePongVectorEnv, Seed, Settings, check_at_least, check_changes
+from .vector_env import BasePongVectorEnv, Seed, Settings, check_changes, check_range
 
 Share = tuple[int, int, Scratch]  # games [begin, end), and working memory
 # The observations of a step, shares of other threads, and those left to the thread that waits.
@@ -37,7 +37,7 @@ class ThreadedPongVectorEnv(BasePongVectorEnv):
     def __init__(
         self, num_envs: int, settings: Settings, seed: Seed | None = None, threads: int = 0
     ) -> None:
-        check_at_least(0, threads=threads)
+        check_range(0, threads=threads)
         super().__init__(num_envs, settings)
         # At least two games, for the layout that Numba compiles the functions for.
         self._state = np.zeros((FIELDS, max(2, self.num_envs)), np.int32, order="F")

@@ -39,9 +39,9 @@ class Settings:
     render_mode: str | None
 
     def __post_init__(self) -> None:
-        check_at_least(0, noop_max=self.noop_max)
-        check_at_least(1, stack=self.stack, frame_skip=self.frame_skip)
-        check_at_least(1, max_num_frames_per_episode=self.max_num_frames_per_episode)
+        check_range(0, noop_max=self.noop_max)
+        check_range(1, stack=self.stack, frame_skip=self.frame_skip)
+        check_range(1, max_num_frames_per_episode=self.max_num_frames_per_episode)
         match self.rows:
             case [first, last] if first in range(SIZE) and last in range(SIZE + 1) and first < last:
                 pass
@@ -52,12 +52,12 @@ class Settings:
             raise ValueError(f"render_mode is {self.render_mode!r}, and must be rgb_array or None")
 
 
-def check_at_least(least: int, **numbers: int) -> None:
+def check_range(least: int, most: int = MOST, /, **numbers: int) -> None:
     """Raise ValueError, with the name, if a number is smaller, too large or not whole."""
     for name, number in numbers.items():
         whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-        if not whole or not least <= number <= MOST:
-            expected = f"must be a whole number from {least} to {MOST:,}"
+        if not whole or not least <= number <= most:
+            expected = f"must be a whole number from {least} to {most:,}"
             raise ValueError(f"{name} is {number!r}, and {expected}")
 
 
@@ -70,7 +70,7 @@ class BasePongVectorEnv(VectorEnv):
     _playing: Any = None  # what ``recv`` waits for
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
-        check_at_least(1, num_envs=num_envs)
+        check_range(1, num_envs=num_envs)
         self.num_envs = num_envs = int(num_envs)
         self.render_mode = settings.render_mode
         self.metadata = {

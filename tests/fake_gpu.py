@@ -296,7 +296,7 @@ class FakeStream:
 
     device, all = NAME, list["FakeStream"]()
 
-    def __init__(self) -> None:
+    def __init__(self, _: int = 0) -> None:
         self.launched, self.seen = 0, dict[FakeStream, int]()
         FakeStream.all.append(self)
 

@@ -550,7 +550,8 @@ def test_what_is_no_action_is_refused_in_one_line(actions: object) -> None:
         *(("seed", seed) for seed in ([1, 2], 1.7, True, 2**63, [0, 1, 2, -1])),
         *(("seed", seed) for seed in (2**31 - 3, [0, 1, 2, 2**31])),  # ALE refuses them, too
         *(("render_mode", "human"), ("device", "mps"), ("device", "cudax")),
-        *(("rows", rows) for rows in ((5, 5), (0, 85), (-1, 3), (0, 84.5), (1, 2, 3), 5)),
+        *(("rows", rows) for rows in ((5, 5), (0, 85), (-1, 3), (0.5, 3), (1, 2, 3), 5)),
+        ("rows", (0, 84.5)),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(name: str, value: object) -> None:

@@ -41,12 +41,12 @@ def unchanged(device: torch.device, tensors: Iterable[torch.Tensor] = ()) -> Ite
 
 @cache
 def capture_streams(gpu: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """Return the streams of the current GPU on which functions warm up and are captured.
+    """Return the two streams of a GPU on which functions warm up and are captured.
 
     torch would capture on the GPU of the process's first capture, and keep cuBLAS's memory for each
     new stream.
     """
-    return torch.cuda.Stream(), torch.cuda.Stream()
+    return torch.cuda.Stream(gpu), torch.cuda.Stream(gpu)
 
 
 def cuda_graph(function: Callable[[], Result]) -> Callable[[], Result]:
@@ -70,7 +70,7 @@ def cuda_graph(function: Callable[[], Result]) -> Callable[[], Result]:
         with torch.cuda.graph(graph, pool=pool, stream=capturing):
             result = function()
     except Exception as error:
-        end_capture(stream, pool)
+        end_capture(stream, capturing, pool)
         raise error.__context__ or error from None  # the cause, not the broken capture
     return partial(replay, graph, result, function)
 
@@ -81,7 +81,9 @@ def replay(graph: torch.cuda.CUDAGraph, result: Result, reads: Callable[[], Resu
     return result
 
 
-def end_capture(stream: torch.cuda.Stream, pool: tuple[int, int]) -> None:
+def end_capture(
+    stream: torch.cuda.Stream, capturing: torch.cuda.Stream, pool: tuple[int, int]
+) -> None:
     """Reset torch's allocator and random generators after a failed capture.
 
     Otherwise torch could neither capture again nor draw random numbers.
@@ -91,7 +93,6 @@ def end_capture(stream: torch.cuda.Stream, pool: tuple[int, int]) -> None:
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
     # In torch 2.11, the random generators stay in capture mode until a capture succeeds.
-    _, capturing = capture_streams(torch.cuda.current_device())
     with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=capturing):
         torch.zeros(1, device=stream.device)
     torch.cuda.set_stream(stream)  # in case this capture fails, too

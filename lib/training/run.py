@@ -19,7 +19,7 @@ from ignite.engine import State
 from ignite.handlers import TensorboardLogger
 from torch.utils.tensorboard import summary
 
-# Errors without an exception class in torch: its own and those of CUDA's libraries and of Triton.
+# Errors without an exception class in torch: of CUDA, of its libraries and of Triton.
 DEVICE_ERRORS = (
     "CUDA error", "CUDA driver error", "CUDA NVRTC error", "NVRTC error", "cuDNN error",
     "cuDNN Frontend error", "cuFFT error", "Triton Error [CUDA]",
