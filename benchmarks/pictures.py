@@ -1,7 +1,8 @@
 """Draw the runs in README's table: smoothed reward over frames and over minutes.
 
-    cd results; A=epyc-zen3-2core/solved/runs; B=epyc-zen4-2core/held-out/runs
-    PYTHONPATH=.. python -m benchmarks.pictures $A $B
+    cd results/epyc-zen4-2core
+    A=../epyc-zen3-2core/solved/runs; B=held-out/runs; C=solved-09/runs
+    PYTHONPATH=../.. python -m benchmarks.pictures $A $B $C --out ..
 
 Each rung is drawn as its median run by frames to 17 (of an even number, the faster). Except for 07
 and 08, which ran alone, minutes are frames divided by the FPS in README.

@@ -25,7 +25,7 @@ RESULTS, CHAPTER = ROOT / "results/README.md", ROOT / "results/chapter.md"
 DEAD = ZEN4 / "dead-units/README.md"
 EARLIER, TECHNIQUES = ROOT / "results/earlier-runs.md", ROOT / "results/techniques.md"
 FPS = ZEN4 / "ladder-amp/runs.csv"
-SHIPPED = ZEN3 / "solved/runs"
+SHIPPED = ZEN3 / "solved/runs", ZEN4 / "solved-09/runs"
 TO_17 = [place / "solved/runs" for place in (XEON, ZEN5, ZEN4)]
 LADDER = (*BOOK, "05_vector_env", "06_compiled_update", "09_many_machines")
 NAMES = {"04_new_wrappers_n_env": "04, environments", "04_new_wrappers_parallel": "04, parallel"}
@@ -72,7 +72,7 @@ def frames(script: str) -> list[float]:
 
 def minutes(script: str) -> list[float]:
     """Minutes to 17 of the runs as they ship, from the FPS of runs that were alone."""
-    return [one.to_bar[0] / fps(script) / 60 for one in runs(SHIPPED)[script]]
+    return [one.to_bar[0] / fps(script) / 60 for one in runs(*SHIPPED)[script]]
 
 
 def span(values: list[float], form: str) -> str:
@@ -89,7 +89,7 @@ def change(figure: float, baseline: float) -> str:
 def test_the_ladder(script: str) -> None:
     told, *to_17 = table("README.md", "The ladder")[f"{script}.py"][1:]
     assert told == f"{fps(script):.0f}" == f"{readme_fps()[script]:.0f}"
-    reached = [one.to_bar[0] for one in runs(SHIPPED)[script]]
+    reached = [one.to_bar[0] for one in runs(*SHIPPED)[script]]
     forms = (([each / 1e6 for each in reached], "{:.2f}"), (minutes(script), "{:.0f}"))
     assert to_17 == [span(values, form) if values else "" for values, form in forms]
     needed, base = frames(script), [each / fps(BASELINE) for each in frames(BASELINE)]
@@ -146,8 +146,8 @@ def test_the_frames_to_17() -> None:
 
 
 def test_runs_in_readme_have_the_settings_that_ship() -> None:
-    others = [SHIPPED, ZEN3 / "in-training/runs", ZEN4 / "thousands/runs", ZEN4 / "held-out/runs"]
-    for found in (runs(*TO_17), *map(runs, others)):
+    others = ZEN4 / "thousands/runs", ZEN4 / "held-out/runs"
+    for found in (runs(*TO_17), runs(*SHIPPED, *others)):
         for one in chain.from_iterable(found.values()):
             assert changed(one).keys() <= {"amp"}
 
@@ -159,23 +159,26 @@ def test_the_runs_with_other_seeds() -> None:
     assert all(f"never: stopped after {frames}" in page for frames in dead)
 
 
-@pytest.mark.parametrize(("place", "count"), [(ZEN4, 11), (ZEN3, 9)])
+SOLVED = [(ZEN4 / "solved", 11), (ZEN3 / "solved", 9), (ZEN4 / "solved-09", 1)]
+
+
+@pytest.mark.parametrize(("place", "count"), SOLVED)
 def test_the_games_of_a_page(place: Path, count: int) -> None:
     """Of both 04 there are also games as trained."""
-    page = (place / "solved/README.md").read_text(encoding="utf-8").replace("**", "")
-    games = (place / "solved/games.txt").read_text(encoding="utf-8")
+    page = (place / "README.md").read_text(encoding="utf-8").replace("**", "")
+    games = (place / "games.txt").read_text(encoding="utf-8")
     means = re.findall(r"30 games, mean (.*), standard deviation .*, (.* to .*)", games)
     assert len(means) == count
     assert all(f"{float(mean):.1f} ({bounds})" in page for mean, bounds in means)
-    for one in chain.from_iterable(runs(place / "solved/runs").values()):
+    for one in chain.from_iterable(runs(place / "runs").values()):
         assert not one.solved or f"{one.to_bar[0]:,.0f}" in page
-        rewards = one.evaluation  # by 05 and 06 themselves
+        rewards = one.evaluation  # by 05, 06 and 09 themselves
         assert not rewards or f"{mean(rewards):.1f} ({span(rewards, '{:.0f}')})" in page
 
 
 def test_what_a_player_process_brings() -> None:
     told = re.findall("makes (.{3}) times the FPS of .*? needed (.{3}) times", one_line(RESULTS))
-    fps, frames = readme_fps(), {name: runs(SHIPPED)[name][0].to_bar[0] for name in LADDER[2:6]}
+    fps, frames = readme_fps(), {name: runs(*SHIPPED)[name][0].to_bar[0] for name in LADDER[2:6]}
     assert told == [
         (f"{fps[other] / fps[one]:.1f}", f"{frames[other] / frames[one]:.1f}")
         for one, other in (LADDER[2:4], LADDER[4:6])
