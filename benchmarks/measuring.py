@@ -1,6 +1,7 @@
 """Shared by the subcommands: flags, the device, timing, running programs."""
 
 import argparse
+import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -73,9 +74,11 @@ def chosen_device(cuda: bool) -> torch.device:
     return torch.device("cuda" if cuda else "cpu")
 
 
-def output_of(command: Sequence[str | Path], who: str) -> str:
+def output_of(
+    command: Sequence[str | Path], who: str, environ: Mapping[str, str] = os.environ
+) -> str:
     """Return the output of a program, run in the root of this repository, or raise Failed."""
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ)
     if done.returncode:
         raise Failed(f"{who}: {(done.stderr.strip().splitlines() or ['no error message'])[-1]}")
     return done.stdout

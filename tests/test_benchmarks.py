@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
@@ -16,7 +17,7 @@ from unittest.mock import Mock
 from benchmarks import Failed, breakdown, charts, ladder, measuring, report, techniques
 from benchmarks.__main__ import main
 from benchmarks.breakdown import REST, Span, Worker, innermost
-from benchmarks.peers import last_fps
+from benchmarks.peers import last_fps, measure
 from benchmarks.records import read_record, read_records
 from benchmarks.report import commit
 from benchmarks.table import fps_to_01, minutes_to_01
@@ -47,6 +48,15 @@ def test_a_real_run_is_recorded_and_not_repeated(tmp_path, capfd, monkeypatch) -
     assert main(command) == 0
     assert "1 of 1 runs are complete" in capfd.readouterr().out
     assert len(read_records(tmp_path)) == 1
+
+
+def test_a_peer_does_not_inherit_how_our_threads_wait(tmp_path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho ${GOMP_SPINCOUNT:-0} FPS\n")
+    python.chmod(0o755)
+    args = Namespace(python=python, cuda=False, amp=False, frames=1)
+    assert os.environ["GOMP_SPINCOUNT"]
+    assert measure("ptan", is_rung=False, args=args, seed=0) == 0
 
 
 def test_a_changed_file_makes_a_commit_dirty(tmp_path, monkeypatch) -> None:
